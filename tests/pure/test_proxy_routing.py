@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from homenode.server.proxy.breaker import LONGEST_PAUSE_S, CircuitBreaker
 from homenode.server.proxy.instances import Instance, Role, Sight, obstacle
-from homenode.server.proxy.pace import WorkKind
 from homenode.server.proxy.routing import TRY_AGAIN, ChosenRoute, LoadTable, Prompt, RouteTarget
+from homenode.server.proxy.speed import WorkKind
 from homenode.transfer.wire.message import Published, decode_documents, encode_documents, encode_published
 
 P, Q, R, D, E = map(RouteTarget, "PQRDE")

@@ -25,7 +25,6 @@ from homenode.server.proxy.client_request import ClientRequest
 from homenode.server.proxy.client_response import ClientResponse
 from homenode.server.proxy.events import Events, event_of
 from homenode.server.proxy.opened import Opened
-from homenode.server.proxy.pace import WorkKind
 from homenode.server.proxy.proxied_request import (
     Action,
     Choose,
@@ -41,6 +40,7 @@ from homenode.server.proxy.proxied_request import (
     Step,
 )
 from homenode.server.proxy.routing import RoutedLoad, RouteTarget
+from homenode.server.proxy.speed import WorkKind
 from homenode.server.proxy.state import ProxyState
 from homenode.server.proxy.upstreams import UpstreamAnswer, UpstreamAnswerTooLong, UpstreamError
 from homenode.server.tracing.span import RequestSpan, current_span

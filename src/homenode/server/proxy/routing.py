@@ -5,7 +5,7 @@ less what its prefix cache probably holds; a decode server the same, but a token
 of one that is computed. What a cache holds is guessed from the prompts that were sent there; a wrong guess costs time
 only.
 
-A server that takes twice as long as others, or longer, for as much work costs so many times as much (`pace.py`). As
+A server that takes twice as long as others, or longer, for as much work costs so many times as much (`speed.py`). As
 nobody is sent there then while others are free, it is tried again after so many requests, and at once in another life.
 
 Of a decode server of several engines each is a target of its own, as the KV of a prompt goes to one of them. Which
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from homenode.engine.router.prefixes import Prefixes, prompt_digests
 from homenode.engine.router.router import SEQUENCE_TOKENS
-from homenode.server.proxy.pace import Pace, WorkKind, work_of
+from homenode.server.proxy.speed import ServerSpeed, WorkKind, work_of
 
 BLOCK_TOKENS = 64
 REMEMBERED_BLOCKS = 1 << 15  # of each server
@@ -66,7 +66,7 @@ class TargetLoad:
     """
 
     prefixes: Prefixes = field(default_factory=lambda: Prefixes(REMEMBERED_BLOCKS))
-    pace: Pace = field(default_factory=Pace)
+    speed: ServerSpeed = field(default_factory=ServerSpeed)
     sent: int = 0
     requests: int = 0
     waiting: float = 0.0
@@ -151,7 +151,7 @@ class LoadTable:
 
     def learn(self, entry: RoutedLoad, seconds: float) -> None:
         """The target took so long until its answer began."""
-        entry.load.pace.learn(work_of(entry.kind, entry.ahead), entry.ahead, seconds, afresh=entry.afresh)
+        entry.load.speed.learn(work_of(entry.kind, entry.ahead), entry.ahead, seconds, afresh=entry.afresh)
 
     def answered(self, entry: RoutedLoad) -> None:
         """Its prompt is done with."""
@@ -169,7 +169,7 @@ class LoadTable:
         """The server lost its memory."""
         for load in self._of(server):
             load.prefixes.forget()
-            load.pace = Pace()
+            load.speed = ServerSpeed()
 
     def divide(self, server: str, engines: int) -> None:
         """`engines` engines of the server share the work that is sent there."""
@@ -194,15 +194,15 @@ class LoadTable:
 
     def slowness(self, server: str, others: Collection[str]) -> float:
         """Return how many times as long as the fastest of others it takes, from twice on; else 1."""
-        theirs = [load.pace for each in others if each != server for load in self._of(each)]
-        return max((load.pace.slowness(theirs) for load in self._of(server)), default=1.0)
+        theirs = [load.speed for each in others if each != server for load in self._of(each)]
+        return max((load.speed.slowness(theirs) for load in self._of(server)), default=1.0)
 
     def _slowness(self, targets: Collection[RouteTarget]) -> dict[RouteTarget, float]:
         """The same of each of these targets; 1 for one that is to be tried again."""
         loads = {target: self._load(target) for target in targets}
-        paces = [load.pace for load in loads.values()]
+        speeds = [load.speed for load in loads.values()]
         return {
-            target: 1.0 if self._sent - load.sent >= TRY_AGAIN else load.pace.slowness(paces)
+            target: 1.0 if self._sent - load.sent >= TRY_AGAIN else load.speed.slowness(speeds)
             for target, load in loads.items()
         }
 

@@ -1,4 +1,4 @@
-"""The pace of a server beside others: seconds for a token of work, by which a slow one is found. Pure.
+"""The speed of a server beside others: seconds for a token of work, by which a slow one is found. Pure.
 
 Works of unlike kinds and sizes take unlike times a token, and a whole machine is slower at one hour than at another. So
 servers are compared by what they took of late for works of one kind and about one size.
@@ -34,8 +34,8 @@ def work_of(kind: WorkKind, tokens: float) -> Work:
 
 
 @dataclass(eq=False)
-class Pace:
-    """The pace of one server. Its first answer does not count, as whoever has just started is slow."""
+class ServerSpeed:
+    """The speed of one server. Its first answer does not count, as whoever has just started is slow."""
 
     _seconds: dict[Work, float] = field(default_factory=dict)  # logarithms
     _last: Work | None = None
@@ -50,7 +50,7 @@ class Pace:
         before = now if afresh else self._seconds.get(work, now)
         self._seconds[work], self._last = before + _WEIGHT * (now - before), work
 
-    def slowness(self, others: Iterable[Pace]) -> float:
+    def slowness(self, others: Iterable[ServerSpeed]) -> float:
         """How many times as long as the fastest of others it took for the work it did last, from SLOW on; 1 below, and
         where nobody else did such work.
         """
