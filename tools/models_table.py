@@ -36,7 +36,8 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "codegen": (("CodeGen 350M", 0.36), ("2B", 2.8), ("16B", 16.1)),
     "dbrx": (("DBRX 132B-A36B", 132),),
     "persimmon": (("Persimmon 8B", 9.4),),
-    "deepseek": (("DeepSeek MoE 16B", 16.4), ("DeepSeek-OCR", 2.9)),
+    "deepseek": (("DeepSeek MoE 16B", 16.4),),
+    "deepseek_ocr": (("DeepSeek-OCR", 2.9), ("2", 2.9)),
     "deepseek_v2": (("DeepSeek V2 Lite", 15.7), ("V2", 236)),
     "deepseek_v3": (("DeepSeek V3, R1, V3.1", 671), ("Kimi K2, K2.5", 1026)),
     "deepseek_v32": (("DeepSeek V3.2", 671),),
@@ -303,9 +304,11 @@ def _tests() -> list[str]:
 
 
 def _names(text: str, architecture: Architecture) -> bool:
-    """Whether a test makes models of it: by its name, or what config.json may call it."""
+    """Whether a test makes models of it: by its name, by what config.json may call it, or by what a file calls it that
+    has the figures of a model like it.
+    """
     kinds = "|".join((architecture.name, *architecture.folder.model_types))
-    return re.search(rf'(Case\(|: \()\s*"({kinds})"', text) is not None
+    return re.search(rf'((Case\(|: \()\s*|gguf_name=)"({kinds})"', text) is not None
 
 
 def page() -> str:

@@ -9,11 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from homenode.errors import HomenodeError, HostError, OverloadedError, UserError
+from homenode.model.sandbox.process import SandboxProcess
 from homenode.model.sandbox.renderer import TemplateRenderer
 from homenode.model.sandbox.template_process import MEMORY_BYTES
 from homenode.model.tokenizer.chat import ChatTemplate
@@ -109,6 +112,24 @@ def test_who_waits_too_long_is_told_to_come_again() -> None:
         thread.join(30)
     assert len(kinds) == 12
     assert set(kinds) == {UserError, OverloadedError}
+
+
+@pytest.mark.alone
+def test_who_waits_while_a_process_starts_does_not_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting may take many times as long as a rendering, on a machine that others keep busy."""
+    begin = SandboxProcess.wait_ready
+
+    def slow(self: SandboxProcess) -> None:
+        time.sleep(0.7)
+        begin(self)
+
+    monkeypatch.setattr(SandboxProcess, "wait_ready", slow)
+    renderer = TemplateRenderer(timeout_s=0.6)
+    template = ChatTemplate("{{ messages[0].content }}", {}, renderer)
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(lambda n: template.render([{"role": "user", "content": str(n)}]), range(8)))
+    assert texts == [str(n) for n in range(8)]
+    renderer.close()
 
 
 def test_a_process_that_was_killed_is_replaced() -> None:

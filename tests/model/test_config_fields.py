@@ -35,7 +35,7 @@ def test_the_fields_of_the_classes_are_in_the_tables(architecture: str) -> None:
 
     wrapped = ("aria", "gemma3", "gemma3n", "gemma4", "llama4", "muse_glimmer", "qwen3_5", "qwen3_5_moe")
     kinds = {"embedding_gemma": "gemma3_text", "minimax_m3": "minimax_m3_vl_text"}
-    kinds["deepseek"] = "deepseek_ocr2_text"
+    kinds |= dict.fromkeys(("deepseek", "deepseek_ocr"), "deepseek_ocr2_text")
     kinds |= {each: f"{each}_text" for each in wrapped}
     kind = kinds.get(architecture, architecture)
     own = ARCHITECTURES[architecture].folder

@@ -253,6 +253,9 @@ DEEPSEEK = Case(
     interleaved=True,
     gguf_name="deepseek",
 )  # fmt: skip
+OCR = replace(
+    DEEPSEEK, gguf_keys={**DEEPSEEK.gguf_keys, "rope.dimension_count": 0}, interleaved=False, gguf_name="deepseek2-ocr"
+)
 ARIA = Case(
     "aria",
     {
@@ -331,8 +334,8 @@ FOLDERS = {
     "llama4-maverick": MAVERICK,
 }
 STACKED = (
-    DEEPSEEK, SMOLLM3, MINISTRAL3, OLMO3, OLMOE, GRANITEMOE, GRANITEMOESHARED, SEED_OSS, EXAONE4, EXAONE_MOE, ERNIE4_5,
-    ERNIE4_5_MOE, HUNYUAN, HUNYUAN_MOE, DOTS1, AFMOE,
+    DEEPSEEK, OCR, SMOLLM3, MINISTRAL3, OLMO3, OLMOE, GRANITEMOE, GRANITEMOESHARED, SEED_OSS, EXAONE4, EXAONE_MOE,
+    ERNIE4_5, ERNIE4_5_MOE, HUNYUAN, HUNYUAN_MOE, DOTS1, AFMOE,
     ARCEE, EXAONE, OLMO, HY_V3, MELLUM,
 )  # fmt: skip
 

@@ -42,6 +42,8 @@ def channels_first(side: int) -> Callable[[FloatArray], FloatArray]:
     return lambda matrix: matrix.reshape(len(matrix), side, side, 3).transpose(0, 3, 1, 2)
 
 
+SAM_FIGURES = {"sam.embedding_length": WIDTH, "sam.block_count": 2, "sam.head_count": HEADS, "window_size": 3,
+               "preproc_image_size": 128}  # fmt: skip
 # By class: the projector, the placeholder, further tokens, figures of the tower, and what becomes of tensors.
 FILES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any], Changes]] = {
     "Gemma3ForConditionalGeneration": (
@@ -67,6 +69,10 @@ FILES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any], Changes]] = {
     ),
     "Glm4vForConditionalGeneration": ("glm4v", "<|image|>", (), {"block_count": 3}, {}),
     "Llama4ForConditionalGeneration": ("llama4", "<|patch|>", (), {"projector.scale_factor": 2}, {}),
+    "DeepseekOCRForCausalLM": ("deepseekocr", "<image>", (), SAM_FIGURES, {}),
+    "DeepseekOcr2ForConditionalGeneration": (
+        "deepseekocr2", "<image>", (), SAM_FIGURES | {"attention.head_count_kv": 1}, {},
+    ),
     "MiniCPMV4_6ForConditionalGeneration": (
         "minicpmv4_6", "<|image_pad|>", (), {"wa_layer_indexes": [0], "projector.scale_factor": 4}, {},
     ),

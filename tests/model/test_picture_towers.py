@@ -199,6 +199,44 @@ def resampler() -> dict[str, Any]:
     return found | {"=resampler.attn.in_proj_weight": (384, 128), "=resampler.attn.in_proj_bias": (384,)}
 
 
+def sam(views: str) -> dict[str, Any]:
+    """SAM in windows of 3 of 8 patches, the last layer all of them, its rows as wide as what is behind it."""
+    front = "model.sam_model."
+    of = {"norm1": (WIDTH,), "norm2": (WIDTH,), "attn.qkv": (3 * WIDTH, WIDTH), "attn.proj": (WIDTH, WIDTH)}
+    of |= {"mlp.lin1": (INNER, WIDTH), "mlp.lin2": (WIDTH, INNER)}
+    found = blocks(f"{front}blocks.", LAYERS, of) | {f"{front}patch_embed.proj": (WIDTH, 3, 16, 16)}
+    for n, side in enumerate((3, 8)):
+        found |= {f"={front}blocks.{n}.attn.rel_pos_{key}": (2 * side - 1, WIDTH // HEADS) for key in "hw"}
+    found |= {f"={front}pos_embed": (1, 8, 8, WIDTH), f"={front}neck.0.weight": (12, WIDTH, 1, 1)}
+    found |= {f"={front}neck.2.weight": (10, 12, 3, 3), f"{front}neck.1": (12,), f"{front}neck.3": (10,)}
+    found |= {f"={front}net_2.weight": (16, 10, 3, 3), f"={front}net_3.weight": (WIDTH, 16, 3, 3)}
+    return found | {"=model.view_seperator": (TEXT,)} | {f"={name}": (TEXT,) for name in views.split()}
+
+
+def ocr() -> dict[str, Any]:
+    front = "model.vision_model."
+    of = {"self_attn.qkv_proj": (3 * WIDTH, WIDTH), "self_attn.out_proj": (WIDTH, WIDTH)}
+    of |= {"layer_norm1": (WIDTH,), "layer_norm2": (WIDTH,), "mlp.fc1": (INNER, WIDTH), "mlp.fc2": (WIDTH, INNER)}
+    found = sam("model.image_newline") | blocks(f"{front}transformer.layers.", LAYERS, of)
+    found |= {f"={front}embeddings.class_embedding": (WIDTH,), f"{front}pre_layrnorm": (WIDTH,)}
+    found[f"={front}embeddings.position_embedding.weight"] = (5, WIDTH)
+    return found | {"model.projector.layers": (TEXT, 2 * WIDTH)}
+
+
+def ocr2() -> dict[str, Any]:
+    front = "model.qwen2_model.model.model."
+    of: dict[str, Any] = {f"=mlp.{name}_proj.weight": (INNER, WIDTH) for name in ("gate", "up")}
+    of |= {"self_attn.q_proj": (WIDTH, WIDTH), "=self_attn.o_proj.weight": (WIDTH, WIDTH)}
+    of |= {f"self_attn.{key}_proj": (WIDTH // HEADS, WIDTH) for key in "kv"} | {"=mlp.down_proj.weight": (WIDTH, INNER)}
+    of |= {f"={name}_layernorm.weight": (WIDTH,) for name in ("input", "post_attention")}
+    found = sam("") | blocks(f"{front}layers.", LAYERS, of) | {f"={front}norm.weight": (WIDTH,)}
+    found |= {f"=model.qwen2_model.query_{name}.weight": (count, WIDTH) for name, count in (("768", 1), ("1024", 4))}
+    return found | {"model.projector.layers": (TEXT, WIDTH)}
+
+
+SAM = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "window_size": 3,
+       "global_attn_indexes": [1]}  # fmt: skip
+VIEWS = {"size": {"height": 128, "width": 128}, "tile_size": 64, "max_patches": 4}
 QWEN_SIZES = {"patch_size": 16, "size": {"shortest_edge": 4096, "longest_edge": 32768}}
 # By class: the tower's configuration, further fields of config.json, those of the processor, and shapes of tensors.
 TOWERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -243,6 +281,10 @@ TOWERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str
          "vision_aspect_ratio": "anyres_max_1"},
         {"size": {"height": SIDE, "width": SIDE}, "do_center_crop": None, "image_grid_pinpoints": PIECES},
         siglip("vision_tower.vision_model.") | PROJECTOR | {"=image_newline": (TEXT,)},
+    ),
+    "DeepseekOCRForCausalLM": ({"sam_config": SAM, "encoder_config": VIT}, {"image_token_id": 5}, VIEWS, ocr()),
+    "DeepseekOcr2ForConditionalGeneration": (
+        {"sam_config": SAM, "encoder_config": VIT | {"num_key_value_heads": 1}}, {"image_token_id": 5}, VIEWS, ocr2(),
     ),
     "Gemma4ForConditionalGeneration": (
         VIT | {"head_dim": 16, "patch_size": 4, "use_clipped_linears": True, "standardize": True},

@@ -64,7 +64,7 @@ MIXTURES = {
     **dict.fromkeys(
         ("dots1", "afmoe", "hy_v3"), MoeSpec(6, 3, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=1.5)
     ),
-    "deepseek": MoeSpec(6, 3, 40, False, 48, (0,), scale=1.5),
+    **dict.fromkeys(("deepseek", "deepseek_ocr"), MoeSpec(6, 3, 40, False, 48, (0,), scale=1.5)),
     "aria": MoeSpec(6, 2, 40, True, 80),
     "mellum": MoeSpec(6, 2, 40, True),
     "flex_olmo": MoeSpec(6, 3, 40, False),

@@ -59,10 +59,11 @@ def pooling_of(path: Path) -> PoolingSpec | None:
     return open_checkpoint(path).spec.pooling
 
 
+@pytest.mark.parametrize("first", ["Transformer", "MultiModalTransformer"])  # the latter as GME has it
 @pytest.mark.parametrize("rows", MODES)
-def test_the_rows_that_count(tmp_path: Path, rows: str) -> None:
+def test_the_rows_that_count(tmp_path: Path, rows: str, first: str) -> None:
     folder = write_modules(
-        make_folder(tmp_path / "model", "qwen3"), "Transformer", "Pooling", "Normalize", modes={MODES[rows]: True}
+        make_folder(tmp_path / "model", "qwen3"), first, "Pooling", "Normalize", modes={MODES[rows]: True}
     )
     assert pooling_of(folder) == PoolingSpec(rows, WIDTH)  # type: ignore[arg-type]
 

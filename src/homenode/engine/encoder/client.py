@@ -93,7 +93,7 @@ class Encoder:
         if self._process is not None and self._process.alive:
             return self._process
         settings = self._settings
-        process = SandboxProcess(_MODULE)
+        process = SandboxProcess(_MODULE, within_s=_LOAD_S)  # it gives way to the text model from the beginning
         process.wait_ready()
         told = {
             "medium": self._medium,

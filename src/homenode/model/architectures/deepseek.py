@@ -1,5 +1,5 @@
-"""DeepSeek MoE 16B, and the text of DeepSeek-OCR and of the smallest DeepSeek-VL2: Llama's block, first layers with an
-MLP, then experts scored by a softmax beside experts that every token uses.
+"""DeepSeek MoE 16B, and the text of the smallest DeepSeek-VL2: Llama's block, first layers with an MLP, then experts
+scored by a softmax beside experts that every token uses.
 """
 
 from __future__ import annotations
@@ -60,12 +60,6 @@ ARCHITECTURE = Architecture(
             "of latent attention and of groups of experts, which it does not have",
         )
         | dict.fromkeys(("aux_loss_alpha", "seq_aux"), "of training only"),
-        model_types=("deepseek_ocr2_text", "deepseek_ocr2"),
-        picture_classes=(
-            "DeepseekOCRForCausalLM",
-            "DeepseekOCR2ForCausalLM",
-            "DeepseekOcr2ForConditionalGeneration",
-        ),
     ),
     GgufFormat("deepseek", _read_gguf, convert=conversions.interleaved_heads),
     PARAMETERS,

@@ -63,7 +63,7 @@ def read_pooling(
         kind = str(module.get("type", "")).rpartition(".")[2] if isinstance(module, dict) else ""
         path = module.get("path") if isinstance(module, dict) else ""
         inner = inside(folder, path, file) if isinstance(path, str) and path else folder
-        if number == 0 and kind == "Transformer":
+        if number == 0 and kind.endswith("Transformer"):  # a model's own has a word in front
             continue
         if kind == "Pooling" and spec is None:
             spec = PoolingSpec(_rows_of(inner / _CONFIG), model.hidden_size)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from homenode.compute.ops import KvCache, Ops, ScoreRule, Tensor
+from homenode.compute.ops import AttentionMask, KvCache, Ops, ScoreRule, Tensor
 
 Layer = Mapping[str, Any]
 
@@ -14,7 +14,8 @@ Layer = Mapping[str, Any]
 @dataclass(frozen=True)
 class BlockForm:
     """The figures of a tower's blocks. `gated`: the MLP has a gate, whose activation it is then. `adjacent`: neighbours
-    turn together.
+    turn together. `kv_heads`: 0: as many as `heads`. `mask`: which rows of its sequence each sees (see
+    `compute.ops.ScoreRule`).
     """
 
     heads: int
@@ -25,11 +26,18 @@ class BlockForm:
     gated: bool = False
     adjacent: bool = False
     scale: float | None = None
+    kv_heads: int = 0
+    mask: AttentionMask = "all"
 
     @property
     def columns(self) -> int:
         """Columns of all heads together."""
         return self.heads * self.head_dim
+
+    @property
+    def kv_columns(self) -> int:
+        """Columns of the keys of all heads together."""
+        return (self.kv_heads or self.heads) * self.head_dim
 
 
 def normed(ops: Ops, form: BlockForm, x: Tensor, of: Layer, key: str) -> Tensor:
@@ -52,19 +60,19 @@ def activated(ops: Ops, x: Tensor, activation: str) -> Tensor:
 
 
 def attention(ops: Ops, form: BlockForm, h: Tensor, layer: Layer, cache: KvCache, angles: Tensor | None) -> Tensor:
-    """Return what each patch sees of all of its sequence, not projected, of normed rows `h`."""
+    """Return what each patch sees of its sequence, not projected, of normed rows `h`."""
     if "qkv" in layer:
         qkv = product(ops, h, layer, "qkv")
     else:
         biases = tuple(layer.get(f"{key}_bias") for key in "qkv")
         qkv = ops.linear(h, (layer["q"], layer["k"], layer["v"]), biases, precision="fine")
-    q, k, v = ops.split(qkv, (form.columns,) * 3)
+    q, k, v = ops.split(qkv, (form.columns, form.kv_columns, form.kv_columns))
     if "q_norm" in layer:
         q, k = (ops.rms_norm(each, layer[key], form.eps) for each, key in ((q, "q_norm"), (k, "k_norm")))
     if angles is not None:
         q, k = (ops.rope(each, angles, form.head_dim, form.adjacent) for each in (q, k))
     scale = form.head_dim**-0.5 if form.scale is None else form.scale
-    return ops.attention(q, k, v, cache, 0, ScoreRule(scale, mask="all"))
+    return ops.attention(q, k, v, cache, 0, ScoreRule(scale, mask=form.mask))
 
 
 def block(ops: Ops, form: BlockForm, x: Tensor, layer: Layer, cache: KvCache, angles: Tensor | None = None) -> Tensor:

@@ -20,6 +20,8 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
     ),
+    "deepseek_ocr": ("DeepseekOCRForCausalLM",),
+    "deepseek_ocr2": ("DeepseekOCR2ForCausalLM", "DeepseekOcr2ForConditionalGeneration"),
     "gemma3": ("Gemma3ForConditionalGeneration",),
     "gemma4": ("Gemma4ForConditionalGeneration",),
     "idefics3": ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
@@ -29,8 +31,11 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
         "Kimi_K25ForConditionalGeneration",
     ),
     "lfm2_vl": ("Lfm2VlForConditionalGeneration",),
+    "lighton_ocr": ("LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration"),
     "llama4": ("Llama4ForConditionalGeneration",),
     "internvl": ("InternVLForConditionalGeneration",),
+    "internvl_chat": ("InternVLChatModel",),
+    "qianfan_ocr": ("QianfanOCRForConditionalGeneration",),
     "llava": ("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"),
     "llava_onevision": ("LlavaOnevisionForConditionalGeneration",),
     "minicpm_v": ("MiniCPMV",),
@@ -39,17 +44,23 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
 }
 FAMILY_OF_CLASS: Mapping[str, str] = {name: family for family, classes in CLASSES.items() for name in classes}
 # By family: tokens that stand for pictures, and that config.json does not name.
-TOKENS: Mapping[str, tuple[str, ...]] = {"minicpm_v": ("<unk>",)}
+TOKENS: Mapping[str, tuple[str, ...]] = {
+    "internvl_chat": ("<IMG_CONTEXT>",),
+    "minicpm_v": ("<unk>",),
+}
 # What the projectors of GGUF files (`clip.projector_type`) are called, and the family of each.
 PROJECTORS: Mapping[str, str] = {
     "qwen2vl_merger": "qwen2_vl",
     "qwen2.5vl_merger": "qwen2_5_vl",
     "qwen3vl_merger": "qwen3_vl",
     "glm4v": "glm4v",
+    "deepseekocr": "deepseek_ocr",
+    "deepseekocr2": "deepseek_ocr2",
     "gemma3": "gemma3",
     "gemma4v": "gemma4",
     "idefics3": "idefics3",
-    "internvl": "internvl",
+    "internvl": "internvl_chat",
+    "lightonocr": "lighton_ocr",
     "pixtral": "mistral3",
     "kimivl": "kimi_vl",
     "kimik25": "kimi_vl",

@@ -22,7 +22,7 @@ from homenode.model.pictures.classes import PROJECTORS
 from homenode.model.pictures.tower import Change
 from homenode.model.spec import TensorEntry
 
-_NUMBERED = re.compile(r"^(v\.blk|v\.deepstack)\.(\d+)\.")
+_NUMBERED = re.compile(r"^(v\.blk|v\.sam\.blk|v\.deepstack)\.(\d+)\.")
 _TYPES = ("clip.vision.projector_type", "clip.projector_type")
 _TOKENS = "tokenizer.ggml.tokens"
 _NEEDED = ("embedding_length", "block_count", "attention.head_count", "patch_size")

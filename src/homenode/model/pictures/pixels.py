@@ -113,6 +113,23 @@ def best_grid(height: int, width: int, area: int, grids: Sequence[tuple[int, int
     return best
 
 
+def tile_grids(least: int, most: int) -> list[tuple[int, int]]:
+    """Columns and rows of grids of so many tiles."""
+    grids = [(c, r) for c in range(1, most + 1) for r in range(1, most + 1) if least <= c * r <= most]
+    return sorted(grids, key=lambda grid: grid[0] * grid[1])
+
+
+def in_square(picture: Image, side: int, resample: int, colour: tuple[int, int, int]) -> Image:
+    """The picture scaled to a square of this side, in the middle of a colour where it is longer than wide or else."""
+    from PIL import Image as images
+
+    scale = side / max(picture.height, picture.width)
+    high, wide = (max(1, round(length * scale)) for length in (picture.height, picture.width))
+    canvas = images.new("RGB", (side, side), colour)
+    canvas.paste(resized(picture, high, wide, resample), ((side - wide) // 2, (side - high) // 2))
+    return canvas
+
+
 def block_places(rows: int, columns: int, merge: int) -> FloatArray:
     """The row and column [n, 2] of each patch in the order of `block_patches`."""
     grid = np.indices((rows, columns)).transpose(1, 2, 0).astype(np.float32)
@@ -127,6 +144,14 @@ def rope_columns(places: FloatArray, head_dim: int, theta: float) -> FloatArray:
     pairs = head_dim // 4
     frequencies = np.float32(1) / np.power(np.float32(theta), np.arange(pairs, dtype=np.float32) / np.float32(pairs))
     angles = (places[:, :, None] * frequencies).reshape(len(places), 2 * pairs)
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
+def rope_of_line(places: FloatArray, head_dim: int, theta: float) -> FloatArray:
+    """cos and sin [n, head_dim] by which heads turn at places [n] of a line."""
+    pairs = head_dim // 2
+    frequencies = np.float32(1) / np.power(np.float32(theta), np.arange(pairs, dtype=np.float32) / np.float32(pairs))
+    angles = places[:, None] * frequencies
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
 
 
@@ -173,8 +198,8 @@ def _cubic_weights(side: int, count: int) -> FloatArray:
     return weights
 
 
-def _cubic(x: FloatArray) -> FloatArray:
-    a = np.float32(-0.75)
+def _cubic(x: FloatArray, steepness: float = -0.75) -> FloatArray:
+    a = np.float32(steepness)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((x - 5) * x + 8) * x * a - 4 * a
     found: FloatArray = np.where(x <= 1, near, np.where(x < 2, far, np.float32(0))).astype(np.float32)
@@ -214,6 +239,20 @@ def _tent_weights(side: int, count: int) -> FloatArray:
     reach = max(scale, 1.0)
     middles = (np.arange(count) + 0.5) * scale
     weights = np.maximum(0, 1 - np.abs(np.arange(side) + 0.5 - middles[:, None]) / reach)
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True), np.float32)
+
+
+def cubic_table(table: FloatArray, rows: int, columns: int) -> FloatArray:
+    """The same by cubics, a = -0.5."""
+    down, across = (_scaled_cubics(side, count) for side, count in zip(table.shape, (rows, columns), strict=False))
+    return _of_weights(table, down, across)
+
+
+def _scaled_cubics(side: int, count: int) -> FloatArray:
+    scale = side / count
+    middles = (np.arange(count) + 0.5) * scale
+    apart = np.abs(np.arange(side) + 0.5 - middles[:, None]) / max(scale, 1.0)
+    weights = _cubic(apart.astype(np.float32), -0.5)
     return np.asarray(weights / weights.sum(axis=1, keepdims=True), np.float32)
 
 

@@ -21,6 +21,8 @@ from homenode.model.spec import TensorEntry
 
 _BLOCK = 32  # tokens of a block of KV memory
 _LEAST_ROWS = 1024
+Heads = tuple[int, int]  # how many heads of keys, and how wide each is
+_NO_HEADS: Heads = (0, 0)
 # From the ops, the rows that come in, and the memory for keys and values to rows.
 Forward = Callable[[Ops, Tensor, KvCache], Tensor]
 Change = Callable[[FloatArray], FloatArray]
@@ -142,8 +144,8 @@ class TowerTensors:
         joined = names.get("qkv")
         if joined is None or f"{front}{joined}.weight" in self:
             return names
-        stem = joined.removesuffix("qkv")
-        return {**{part: f"{stem}{part}" for part in "qkv"}, **{k: v for k, v in names.items() if k != "qkv"}}
+        apart = {part: joined.replace("qkv", part) for part in "qkv"}
+        return {**apart, **{k: v for k, v in names.items() if k != "qkv"}}
 
     def _entry(self, name: str) -> TensorEntry:
         if name not in self._tensors:
@@ -153,32 +155,46 @@ class TowerTensors:
 
 
 class Tower:
-    """The programs of a tower. `heads`, `head_dim`: of its attention."""
+    """The programs of a tower. `heads`, `head_dim`: of the keys of its attention, but where a program says others."""
 
     def __init__(self, backend: Backend, tensors: TowerTensors, heads: int, head_dim: int) -> None:
         self.tensors = tensors
-        self._backend, self._heads, self._head_dim = backend, heads, head_dim
-        self._forwards: dict[str, tuple[Forward, int, bool]] = {}
+        self._backend, self._heads = backend, (heads, head_dim)
+        self._forwards: dict[str, tuple[Forward, int, Heads]] = {}
         self._programs: dict[str, Any] = {}
         self._room, self._sequences = 0, 0
-        self._cache: KvCache = None
+        self._caches: dict[Heads, KvCache] = {}
 
-    def add(self, name: str, columns: int, forward: Forward, *, attends: bool = True) -> None:
-        """Know a program by its name: rows of `columns` go into it. `attends`: it has attention."""
-        self._forwards[name] = (forward, columns, attends)
+    def add(
+        self, name: str, columns: int, forward: Forward, *, attends: bool = True, heads: Heads | None = None
+    ) -> None:
+        """Know a program by its name: rows of `columns` go into it. `attends`: it has attention, whose keys are of
+        `heads`; None: of those of the tower.
+        """
+        self._forwards[name] = (forward, columns, (heads or self._heads) if attends else _NO_HEADS)
 
-    def run(self, name: str, rows: FloatArray, lengths: Sequence[int]) -> FloatArray:
-        """Rows through a program. `lengths`: of the sequences that they are, in order."""
+    def run(self, name: str, rows: FloatArray, lengths: Sequence[int], seen: int = 0) -> FloatArray:
+        """Rows through a program. `lengths`: of the sequences that they are, in order. `seen`: how many rows at the
+        beginning of each sequence see all of each other, where attention is of the mask "spans".
+        """
         self._make_room(len(rows), len(lengths))
         if name not in self._programs:
-            forward, columns, _ = self._forwards[name]
-            cache = self._cache
+            forward, columns, heads = self._forwards[name]
+            cache = self._cache_of(heads)
             self._programs[name] = self._backend.compile(
                 lambda ops: forward(ops, ops.received(columns), cache),
                 StepLimits(self._room, self._sequences, 1, -(-self._room // _BLOCK)),
             )
-        found = self._programs[name].run(_arrays(rows, lengths))
+        found = self._programs[name].run(_arrays(rows, lengths, seen))
         return np.array(np.asarray(found), np.float32)
+
+    def _cache_of(self, heads: Heads) -> KvCache:
+        if heads == _NO_HEADS:
+            return None
+        if heads not in self._caches:
+            geometry = KvGeometry.uniform(1, *heads, _BLOCK, "f32")
+            self._caches[heads] = self._backend.kv_cache(geometry, -(-self._room // _BLOCK) + self._sequences)
+        return self._caches[heads]
 
     def _make_room(self, rows: int, sequences: int) -> None:
         if rows <= self._room and sequences <= self._sequences:
@@ -186,11 +202,10 @@ class Tower:
         self._room = max(self._room, _LEAST_ROWS, 1 << (rows - 1).bit_length())
         self._sequences = max(self._sequences, 16, 1 << (sequences - 1).bit_length())
         self._programs.clear()
-        geometry = KvGeometry.uniform(1, self._heads, self._head_dim, _BLOCK, "f32")
-        self._cache = self._backend.kv_cache(geometry, -(-self._room // _BLOCK) + self._sequences)
+        self._caches.clear()
 
 
-def _arrays(rows: FloatArray, lengths: Sequence[int]) -> StepArrays:
+def _arrays(rows: FloatArray, lengths: Sequence[int], seen: int) -> StepArrays:
     counts = np.array(lengths, np.int32)
     blocks = -(-counts // _BLOCK)
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
@@ -199,12 +214,16 @@ def _arrays(rows: FloatArray, lengths: Sequence[int]) -> StepArrays:
     for number, count in enumerate(blocks.tolist()):
         table[number, :count] = np.arange(used, used + count)
         used += count
+    positions = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
+    spans = np.zeros((len(rows), 2), np.int32)
+    spans[positions < seen, 1] = seen
     return StepArrays(
         ids=np.zeros(len(rows), np.int32),
-        positions=np.concatenate([np.arange(count, dtype=np.int32) for count in counts]),
+        positions=positions,
         query_start=starts,
         context_len=counts,
         block_table=table,
         sample_rows=np.zeros(1, np.int32),
         hidden=np.ascontiguousarray(rows, np.float32),
+        seen_spans=spans if seen else None,
     )

@@ -45,8 +45,10 @@ class SandboxProcess:
     what else it may rely on. The child ends with this process, whatever ends that.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str] = ()) -> None:
-        """Starts it, and does not wait until it runs. HostError when the machine refuses."""
+    def __init__(self, module: str, arguments: Sequence[str] = (), within_s: float = _STARTS_WITHIN_S) -> None:
+        """Starts it, and does not wait until it runs; `within_s`: how long that may take. HostError when the machine
+        refuses.
+        """
         self._module, self._owner = module, os.getpid()
         with contextlib.ExitStack() as undone:
             try:
@@ -61,7 +63,8 @@ class SandboxProcess:
                 raise HostError(f"{module} could not be started: {reason_of(error)}", errno=error.errno) from error
             undone.pop_all()
         self._frames, self._errors = FrameStream(ours), errors
-        self._started_by = time.monotonic() + _STARTS_WITHIN_S
+        self._within_s = within_s
+        self._started_by = time.monotonic() + within_s
         self._ready = False
         self.end = weakref.finalize(self, _end, self._owner, self._process, self._frames, errors)  # at exit as well
 
@@ -87,7 +90,7 @@ class SandboxProcess:
         try:
             self._receive(self._started_by)
         except (TimeoutError, ProcessLostError) as error:
-            why = str(error) or f"it was not ready within {_STARTS_WITHIN_S:g} s"
+            why = str(error) or f"it was not ready within {self._within_s:g} s"
             raise HostError(f"{self._module} could not be started: {why}") from None
         self._ready = True
 

@@ -19,6 +19,7 @@ DEFAULT_TIMEOUT_S = 5.0
 _MODULE = "homenode.model.sandbox.template_process"
 _MOST_PROCESSES = 3
 _ANOTHER_AFTER_S = 0.2  # a rendering waits so long for a process before one more is started
+_LOOKS_AFTER_S = 0.05
 _LEAST_LIMIT = 1 << 20  # characters that any rendering may give
 _REMEDY = "give another with --chat-template"
 _TIMES_INPUT = 8  # and so many times as much as what it is made of
@@ -30,13 +31,15 @@ class _Renderer:
 
     process: SandboxProcess
     numbers: dict[str, int] = field(default_factory=dict)
+    ready: bool = False
 
 
 class _Pool:
     """At most `_MOST_PROCESSES` processes, of which each renders one conversation at a time.
 
     There is one as long as renderings are short. Another is started when a rendering has waited for a while, so that
-    one conversation that takes all its time does not hold up everybody.
+    one conversation that takes all its time does not hold up everybody. Seconds in which one starts, which on a busy
+    machine may be many more than a rendering takes, are not counted as waiting.
     """
 
     def __init__(self) -> None:
@@ -44,6 +47,9 @@ class _Pool:
         self._idle: list[_Renderer] = []
         self._busy: set[int] = set()  # of the ids of those that render
         self._count = 0
+        self._starting = 0  # processes
+        self._since = 0.0  # when the first of these began
+        self._start_s = 0.0  # seconds in which any started before
         self._closed = False
 
     def start(self) -> None:
@@ -58,10 +64,12 @@ class _Pool:
     def renderer(self, wait_s: float) -> Iterator[_Renderer]:
         """A process to use, which is ended when the body raises.
 
-        OverloadedError when none is free within `wait_s` seconds.
+        OverloadedError when none is free within `wait_s` seconds, HostError when it does not start.
         """
         renderer = self._take(time.monotonic(), wait_s) or self._new()
         try:
+            if not renderer.ready:
+                self._begin(renderer)
             yield renderer
         except BaseException:
             self._forget(renderer)
@@ -77,9 +85,29 @@ class _Pool:
         for renderer in idle:
             renderer.process.end()
 
+    def _begin(self, renderer: _Renderer) -> None:
+        """Wait until a process has started."""
+        with self._changed:
+            if not self._starting:
+                self._since = time.monotonic()
+            self._starting += 1
+        try:
+            renderer.process.wait_ready()
+            renderer.ready = True
+        finally:
+            with self._changed:
+                self._starting -= 1
+                if not self._starting:
+                    self._start_s += time.monotonic() - self._since
+                self._changed.notify_all()
+
+    def _seconds_of_starts(self, now: float) -> float:
+        return self._start_s + (now - self._since if self._starting else 0.0)
+
     def _take(self, since: float, wait_s: float) -> _Renderer | None:
         """One that is idle; None when one more is to be started, which is counted already."""
         with self._changed:
+            starts_s = self._seconds_of_starts(since)
             while True:
                 while self._idle:
                     renderer = self._idle.pop()
@@ -87,16 +115,20 @@ class _Pool:
                         return renderer
                     renderer.process.end()
                     self._count -= 1
-                waited = time.monotonic() - since
+                now = time.monotonic()
+                waited = now - since
                 if self._count == 0 or (waited >= _ANOTHER_AFTER_S and self._count < _MOST_PROCESSES):
                     self._count += 1
                     return None
-                if waited >= wait_s:
+                left = wait_s - waited + self._seconds_of_starts(now) - starts_s
+                if left <= 0:
                     raise OverloadedError(
                         f"the chat template is busy with {self._count} others; this conversation waited {wait_s:g} s",
                         retry_after_s=wait_s,
                     )
-                self._changed.wait((_ANOTHER_AFTER_S if self._count < _MOST_PROCESSES else wait_s) - waited)
+                self._changed.wait(
+                    _ANOTHER_AFTER_S - waited if self._count < _MOST_PROCESSES else max(left, _LOOKS_AFTER_S)
+                )
 
     def _new(self) -> _Renderer:
         try:
@@ -204,7 +236,6 @@ class TemplateRenderer:
         return renderer.numbers[source]
 
     def _ask(self, renderer: _Renderer, request: dict[str, Any], *bodies: bytes) -> dict[str, Any]:
-        renderer.process.wait_ready()
         deadline = time.monotonic() + self.timeout_s  # from when it is this conversation's turn
         renderer.process.send(encode(request), *bodies, deadline=deadline)
         return renderer.process.receive(deadline)

@@ -4,7 +4,8 @@ ViT whose blocks scale what they add, and four patches as one row.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from homenode.model.pictures.family import (
 )
 from homenode.model.pictures.mmproj import GgufTower, Mmproj
 from homenode.model.pictures.siglip import side_of
-from homenode.model.pictures.tower import Tower
+from homenode.model.pictures.tower import Tower, TowerTensors
 from homenode.model.pictures.vision_config import activation_of, layers_of, vision_of
 from homenode.model.spec import PictureSpec
 
@@ -40,13 +41,60 @@ _LAYER = {
     "down": "mlp.fc2",
 }
 _FRONTS = ("model.vision_tower.", "vision_tower.")
+_NORMS = {"q_norm": "attention.q_norm", "k_norm": "attention.k_norm"}
+
+
+class _Names(NamedTuple):
+    """The names of a tower's tensors, behind `front`, and of the modules of the projector."""
+
+    front: str
+    patches: str
+    places: str
+    first: str
+    layers: str
+    layer: Mapping[str, str]
+    norms: Mapping[str, str]
+    scales: tuple[str, str]
+    projector: tuple[str, Mapping[str, str]]
+
+
+def _names(tensors: TowerTensors) -> _Names:
+    """As transformers has them, or as the makers do."""
+    if f"{_PUBLISHED.front}{_PUBLISHED.patches}.weight" in tensors:
+        return _PUBLISHED
+    front = tensors.front("embeddings.patch_embeddings.projection.weight", _FRONTS)
+    ends = tensors.front("linear_1.weight", ("model.multi_modal_projector.", "multi_modal_projector."))
+    return _Names(
+        front,
+        "embeddings.patch_embeddings.projection",
+        "embeddings.position_embeddings",
+        "embeddings.cls_token",
+        "encoder.layer.",
+        _LAYER,
+        _NORMS,
+        ("lambda_1", "lambda_2"),
+        (ends, {"norm": "layer_norm", "up": "linear_1", "down": "linear_2"}),
+    )
+
+
+_PUBLISHED = _Names(
+    "vision_model.",
+    "embeddings.patch_embedding",
+    "embeddings.position_embedding",
+    "embeddings.class_embedding",
+    "encoder.layers.",
+    {"norm1": "norm1", "qkv": "attn.qkv", "o": "attn.proj", "norm2": "norm2", "up": "mlp.fc1", "down": "mlp.fc2"},
+    {"q_norm": "attn.q_norm", "k_norm": "attn.k_norm"},
+    ("ls1", "ls2"),
+    ("mlp1.", {"norm": "0", "up": "1", "down": "3"}),
+)
 _BEGIN, _END = "<img>", "</img>"
 
 
 class InternVl:
     """See `PictureFamily`."""
 
-    marker_token: int | None = None
+    marker_token: int | str | None = None
 
     def __init__(self, config: PictureConfig) -> None:
         fields, vision, processor = config.config, vision_of(config), config.processor
@@ -76,7 +124,7 @@ class InternVl:
         original, (high, wide) = (picture.height, picture.width), self._tile
         rows, columns = 1, 1
         if self._cuts and self._tiles[1] > 1:
-            columns, rows = pixels.best_grid(*original, high * wide, _grids(*self._tiles))
+            columns, rows = pixels.best_grid(*original, high * wide, pixels.tile_grids(*self._tiles))
         whole = pixels.resized(picture, high * rows, wide * columns, self._resample)
         tiles = pixels.square_tiles(whole, rows, columns, self._tile)
         if len(tiles) > 1:
@@ -91,13 +139,13 @@ class InternVl:
 
     def load(self, tower: Tower) -> None:
         """See `PictureFamily`."""
-        tensors = tower.tensors
-        front = tensors.front("embeddings.patch_embeddings.projection.weight", _FRONTS)
-        patches = tensors.layer(f"{front}embeddings.", {"patches": "patch_embeddings.projection"})
-        table = tensors.array(f"{front}embeddings.position_embeddings")[0].copy()
-        table[0] += tensors.array(f"{front}embeddings.cls_token").reshape(-1)
+        tensors, names = tower.tensors, _names(tower.tensors)
+        front = names.front
+        patches = tensors.layer(front, {"patches": names.patches})
+        table = tensors.array(f"{front}{names.places}")[0].copy()
+        table[0] += tensors.array(f"{front}{names.first}").reshape(-1)
         self._table = table
-        layers = [self._layer(tower, f"{front}encoder.layer.{n}.") for n in range(self.layers)]
+        layers = [self._layer(tower, names, f"{front}{names.layers}{n}.") for n in range(self.layers)]
         columns = 3 * self.patch**2
 
         def forward(ops: Ops, rows: Tensor, cache: KvCache) -> Tensor:
@@ -108,9 +156,8 @@ class InternVl:
             return x
 
         tower.add("blocks", columns + self.width, forward)
-        ends = tensors.front("linear_1.weight", ("model.multi_modal_projector.", "multi_modal_projector."))
-        projector = tensors.layer(ends, {"norm": "layer_norm", "up": "linear_1", "down": "linear_2"})
-        self._bias = tensors.array(f"{front}embeddings.patch_embeddings.projection.bias").reshape(-1)
+        projector = tensors.layer(*names.projector)
+        self._bias = tensors.array(f"{front}{names.patches}.bias").reshape(-1)
 
         def project(ops: Ops, rows: Tensor, _cache: KvCache) -> Tensor:
             x = normed(ops, BlockForm(1, 1, 1e-5), rows, projector, "norm")
@@ -118,12 +165,12 @@ class InternVl:
 
         tower.add("projector", self.width * self.merge**2, project, attends=False)
 
-    def _layer(self, tower: Tower, front: str) -> dict[str, Any]:
+    def _layer(self, tower: Tower, names: _Names, front: str) -> dict[str, Any]:
         tensors = tower.tensors
-        layer = tensors.layer(front, _LAYER)
-        layer["o_scale"], layer["down_scale"] = (tensors.vector(f"{front}lambda_{number}") for number in (1, 2))
+        layer = tensors.layer(front, names.layer)
+        layer["o_scale"], layer["down_scale"] = (tensors.vector(f"{front}{name}") for name in names.scales)
         if self._norms:
-            layer |= tensors.layer(front, {"q_norm": "attention.q_norm", "k_norm": "attention.k_norm"})
+            layer |= tensors.layer(front, names.norms)
         return layer
 
     def encode(self, tower: Tower, picture: PreparedPicture) -> PictureRows:
@@ -141,12 +188,6 @@ class InternVl:
         x = tower.run("blocks", np.concatenate(rows), [count] * len(rows)).reshape(len(rows), count, -1)[:, 1:]
         merged = np.concatenate([pixels.merged_blocks(one, side, side, self.merge) for one in x])
         return PictureRows(tower.run("projector", merged, [len(merged)]))
-
-
-def _grids(least: int, most: int) -> list[tuple[int, int]]:
-    """Columns and rows of grids of so many tiles."""
-    grids = [(c, r) for c in range(1, most + 1) for r in range(1, most + 1) if least <= c * r <= most]
-    return sorted(grids, key=lambda grid: grid[0] * grid[1])
 
 
 def _spec(_config: PictureConfig) -> PictureSpec:
@@ -193,12 +234,9 @@ _GGUF_NAMES |= {
     "mm.model.mlp.1": "multi_modal_projector.linear_1",
     "mm.model.mlp.3": "multi_modal_projector.linear_2",
 }
-FAMILY = FamilyFormat(
-    _spec,
-    InternVl,
-    GgufTower(
-        _gguf_config,
-        lambda _: _GGUF_NAMES,
-        {"position_embeddings": lambda table: table.reshape(1, -1, table.shape[-1])},
-    ),
+GGUF = GgufTower(
+    _gguf_config,
+    lambda _: _GGUF_NAMES,
+    {"position_embeddings": lambda table: table.reshape(1, -1, table.shape[-1])},
 )
+FAMILY = FamilyFormat(_spec, InternVl)

@@ -200,6 +200,7 @@ _LAYER_NAMES = {
     "attn_out": "self_attn.o_proj",
     "ln1": "input_layernorm",
     "ln2": "post_attention_layernorm",
+    "attn_post_norm": "post_attention_layernorm",  # as converters since Gemma 4 call it
     "ffn_up": "mlp.fc1",
     "ffn_down": "mlp.fc2",
 }

@@ -40,8 +40,9 @@ _LAYER = {
     "up": "feed_forward.up_proj",
     "down": "feed_forward.down_proj",
 }
-_FRONTS = ("model.vision_tower.", "vision_tower.")
-_PROJECTORS = ("model.multi_modal_projector.", "multi_modal_projector.")
+_FRONTS = ("model.vision_tower.", "vision_tower.", "model.vision_encoder.")
+_PROJECTORS = ("model.multi_modal_projector.", "multi_modal_projector.", "model.vision_projection.")
+_MERGING = ("Mistral3", "LightOn")  # of the names of classes that merge patches
 
 
 class Mistral3:
@@ -52,7 +53,8 @@ class Mistral3:
     def __init__(self, config: PictureConfig) -> None:
         fields, vision, processor = config.config, vision_of(config), config.processor
         self.placeholder = fields.integer("image_token_index", fields.integer("image_token_id", 10), minimum=0)
-        self.merge = fields.integer("spatial_merge_size", 2) if "Mistral3" in str(fields.value("architectures")) else 1
+        named = str(fields.value("architectures"))
+        self.merge = fields.integer("spatial_merge_size", 2) if any(name in named for name in _MERGING) else 1
         self._break = str(config.whole.get("image_break_token") or "[IMG_BREAK]")
         self._end = str(config.whole.get("image_end_token") or "[IMG_END]")
         if fields.value("vision_feature_layer") not in (None, -1):
@@ -65,7 +67,7 @@ class Mistral3:
         self.theta = rope_theta(vision, 10000.0)
         self._longest = pixels.fields_of(processor.get("size"), ("longest_edge", "height"), 1024)
         patch = pixels.fields_of(processor.get("patch_size"), ("height",), self.patch)
-        self._block = patch * self.merge if config.whole.get("spatial_merge_size", self.merge) else patch
+        self.block = patch * self.merge if config.whole.get("spatial_merge_size", self.merge) else patch
         self._resample = int(processor.get("resample", pixels.BICUBIC))
         self._normalisation = pixels.Normalisation.read(processor, pixels.CLIP)
         self._eps = text_of(config).number("rms_norm_eps", 1e-6)
@@ -77,13 +79,13 @@ class Mistral3:
         ratio = max(height / self._longest, width / self._longest)
         if ratio > 1:
             height, width = math.floor(height / ratio), math.floor(width / ratio)
-        high, wide = (((side - 1) // self._block + 1) * self._block for side in (height, width))
+        high, wide = (((side - 1) // self.block + 1) * self.block for side in (height, width))
         found = pixels.pixels_of(pixels.resized(picture, high, wide, self._resample))
         return PreparedPicture([found], PictureLayout((1, 1), (high, wide), (picture.height, picture.width), alone))
 
     def written(self, layout: PictureLayout, names: Names, number: int) -> str:
         """See `PictureFamily`."""
-        rows, columns = (side // self._block for side in layout.size)
+        rows, columns = (side // self.block for side in layout.size)
         return self._break.join([names(self.placeholder) * columns] * rows) + self._end
 
     def load(self, tower: Tower) -> None:
@@ -123,7 +125,9 @@ class Mistral3:
         angles = pixels.rope_columns_in_turns(pixels.block_places(rows, columns, 1), self.form.head_dim, self.theta)
         x = tower.run("blocks", np.concatenate([patches, angles], axis=1), [len(patches)])
         if self.merge > 1:
-            grid = tower.run("norm", x, [len(x)]).reshape(rows, columns, -1).transpose(2, 0, 1)
+            whole = tower.run("norm", x, [len(x)]).reshape(rows, columns, -1)
+            whole = whole[: rows // self.merge * self.merge, : columns // self.merge * self.merge]
+            grid = whole.transpose(2, 0, 1)
             x = pixels.block_patches(np.ascontiguousarray(grid), self.merge, 1)
         return PictureRows(tower.run("projector", x, [len(x)]))
 
@@ -156,10 +160,10 @@ _LAYER_NAMES = {
     "ffn_up": "feed_forward.up_proj",
     "ffn_down": "feed_forward.down_proj",
 }
-_GGUF_NAMES = {
+GGUF_NAMES = {
     f"v.blk.{{n}}.{own}": f"vision_tower.transformer.layers.{{n}}.{name}" for own, name in _LAYER_NAMES.items()
 }
-_GGUF_NAMES |= {
+GGUF_NAMES |= {
     "v.patch_embd": "vision_tower.patch_conv",
     "v.pre_ln": "vision_tower.ln_pre",
     "mm.1": "multi_modal_projector.linear_1",
@@ -167,6 +171,5 @@ _GGUF_NAMES |= {
     "mm.input_norm": "multi_modal_projector.norm",
     "mm.patch_merger": "multi_modal_projector.patch_merger.merging_layer",
 }
-FAMILY = FamilyFormat(
-    _spec, Mistral3, GgufTower(_gguf_config, lambda _: _GGUF_NAMES, permuted=("q_proj.weight", "k_proj.weight"))
-)
+PERMUTED = ("q_proj.weight", "k_proj.weight")
+FAMILY = FamilyFormat(_spec, Mistral3, GgufTower(_gguf_config, lambda _: GGUF_NAMES, permuted=PERMUTED))
