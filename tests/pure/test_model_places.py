@@ -274,6 +274,24 @@ def test_whatever_settings_name_memory_is_on_nodes_that_hold_it_and_cores_are_ke
             assert all(size + beside[node] <= nodes[node] for node, size in place.memory.items())
 
 
+@pytest.mark.parametrize(
+    ("shape", "models", "reserve", "cores"),
+    [
+        ("2s/2n/32c", 1, None, [16]),
+        ("2s/8n/64c", 4, None, [8] * 4),
+        ("2s/8n/64c", 4, 32, [8] * 4),
+        ("2s/8n/64c", 7, 10, [8, 8, 8, 8, 8, 7, 7]),
+        ("2s/2n/32c", 2, None, [16, 15]),
+    ],
+)
+def test_cores_of_nodes_without_models_are_the_servers_first(
+    shape: str, models: int, reserve: int | None, cores: list[int]
+) -> None:
+    demands = [ModelDemand(f"m{number}", GIB) for number in range(models)]
+    made = place_models(host_of(shape), demands, reserve).places
+    assert sorted((len(place.cpus) for place in made.values()), reverse=True) == cores
+
+
 def test_a_model_on_cores_that_settings_give_to_another_says_so() -> None:
     named = ModelDemand("a", GIB, cpus=(0, 1))
     found = places(host_of("1s/1n/2c"), [named, ModelDemand("b", GIB)])

@@ -10,6 +10,7 @@ fewer cores than engines and workers has more of another node instead. Then core
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -187,14 +188,17 @@ def _alone_on(made: ModelCores, node: int) -> list[str]:
 
 
 def _keep_back(made: ModelCores, reserve: int | None) -> None:
-    """Keep so many cores free of models: those that are left, then one by one of the models that have most, but no
-    model's last one of a node.
+    """Keep so many cores free of models: those of nodes without models, then those that are left, then one by one of
+    the models that have most, but no model's last one of a node.
     """
-    total = sum(map(len, made.nodes.cores.values()))
+    every = [core for own in made.nodes.cores.values() for core in own]
     models = sum(not demand.cpus for demand in made.demands.values())
-    wanted = reserve if reserve is not None else int(total > max(2, models))
-    kept = min(wanted, len(made.left))
-    del made.left[:kept]
+    total, wanted = len(every), reserve if reserve is not None else int(len(every) > max(2, models))
+    having = {core.id for core in (*made.left, *itertools.chain.from_iterable(made.pools.values()))}
+    kept = min(wanted, sum(core.id not in having for core in every))
+    of_left = min(wanted - kept, len(made.left))
+    del made.left[:of_left]
+    kept += of_left
     while kept < wanted and _keep_one(made):
         kept += 1
     if reserve is not None and kept < wanted and models:
