@@ -36,7 +36,13 @@ SPLITS: dict[str, tuple[Path, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("split", SPLITS)
+# The others have torch in the first stage, in the only one, and in a rank beside the CPU.
+IN_TEST_ALL = "CPU then torch"
+
+
+@pytest.mark.parametrize(
+    "split", [pytest.param(name, marks=pytest.mark.slow if name == IN_TEST_ALL else ()) for name in SPLITS]
+)
 def test_golden_text_under_memory_pressure(split: str) -> None:
     model, settings = SPLITS[split]
     entries = golden()
