@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.model.sandbox.frames import LARGEST_FRAME, FrameStream, SandboxFrameError, decode, encode
+from tests.waiting import PATIENCE_S
 
 TEXT = st.text(st.characters(codec=None), max_size=20)  # lone surrogates too
 VALUES = st.recursive(
@@ -38,7 +39,7 @@ def test_json_goes_through_unchanged(value: dict[str, Any]) -> None:
 def test_frames_that_come_together_are_parted(ends: tuple[FrameStream, socket.socket]) -> None:
     stream, other = ends
     FrameStream(other).send(encode({"a": 1}), encode({}), encode({"b": "é"}))
-    assert [stream.receive(time.monotonic() + 5) for _ in range(3)] == [{"a": 1}, {}, {"b": "é"}]
+    assert [stream.receive(time.monotonic() + PATIENCE_S) for _ in range(3)] == [{"a": 1}, {}, {"b": "é"}]
 
 
 @pytest.mark.parametrize("value", [object(), {1}, b"", 10**5000], ids=["object", "set", "bytes", "digits"])
@@ -65,7 +66,7 @@ def test_a_length_is_looked_at_before_anything_is_read(ends: tuple[FrameStream, 
     stream, other = ends
     other.sendall((LARGEST_FRAME + 1).to_bytes(4, "little"))
     with pytest.raises(SandboxFrameError, match="announces"):
-        stream.receive(time.monotonic() + 5)
+        stream.receive(time.monotonic() + PATIENCE_S)
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x05", (8).to_bytes(4, "little") + b"{}"])
@@ -77,7 +78,7 @@ def test_a_frame_that_stays_away_is_a_timeout_and_one_that_breaks_off_the_end(
     with pytest.raises(TimeoutError):
         stream.receive(time.monotonic() + 0.05)
     other.close()
-    assert stream.receive(time.monotonic() + 5) is None
+    assert stream.receive(time.monotonic() + PATIENCE_S) is None
 
 
 def test_what_came_in_time_is_taken_by_who_looks_late(ends: tuple[FrameStream, socket.socket]) -> None:

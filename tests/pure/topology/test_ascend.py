@@ -499,14 +499,14 @@ def test_hostile_texts_in_messages_are_cut_and_escaped() -> None:
 
 
 def test_a_million_bad_rows_are_one_trouble() -> None:
-    start = time.monotonic()
+    start = time.process_time()
     found = read(
         A2_MAP + "junk row of text\n" * 200_000,
         A2_INFO + "| ? ? | 1 | 1 |\n" * 100_000,
         TOPO + "NPU1 X X 1-\n" * 100_000,
     )
     assert 0 < len(found.errors) <= 100 and len(found.chips) == 2
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_board_address() -> None:
