@@ -20,7 +20,7 @@ PURE_AT_ONCE ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
 # How a process takes only the CPU time that nobody else wants.
 IDLE    := $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
 QUICK   := -m "not slow and not alone"
-PURE    := $(QUICK) -o cache_dir=.pytest_cache/pure tests/pure
+PURE    := $(QUICK) -o cache_dir=.pytest_cache/pure -o timeout=900 tests/pure
 MODEL   ?=
 FLAGS   ?=
 
