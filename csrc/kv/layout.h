@@ -33,6 +33,10 @@ constexpr bool in_order_of_types() {
 }
 static_assert(in_order_of_types());
 constexpr const KvCoding& coding_of(KvType type) { return kKvCodings[static_cast<int>(type)]; }
+// Tokens whose values share bytes, as codes of less than 8 bits do: one thread writes all of them.
+constexpr int tokens_together(const KvCoding& coding) {
+  return coding.elements > coding.unit ? coding.elements / coding.unit : 1;
+}
 
 // sides: 2 where values are kept behind keys, 1 where there are keys alone, whose first elements may be read as values.
 struct KvShape {

@@ -9,7 +9,27 @@ bool completes_pair(const Step& step, size_t i, size_t end) {
          step.token_slot[i + 1] == step.token_slot[i] + 1;
 }
 
+// The first token from `i` on that begins a group of slots, or follows none of its own.
+int group_begin(const Step& step, int i, int together) {
+  const auto goes_on = [&](size_t at) {
+    return step.token_slot[at] % together && step.token_block[at] == step.token_block[at - 1] &&
+           step.token_slot[at] == step.token_slot[at - 1] + 1;
+  };
+  while (i > 0 && i < step.tokens && goes_on(static_cast<size_t>(i))) ++i;
+  return i;
+}
+
 }  // namespace
+
+RowRange whole_groups(const Step& step, RowRange tokens, int together) {
+  return {group_begin(step, tokens.begin, together), group_begin(step, tokens.end, together)};
+}
+
+RowRange tokens_to_write(const KvCache& cache, const Step& step, int thread, int threads) {
+  const RowRange mine = rows_of(step.tokens, thread, threads);
+  const int together = tokens_together(coding_of(cache.shape().type));
+  return together == 1 ? mine : whole_groups(step, mine, together);
+}
 
 void write_keys_values(const KvWrite& call, const Step& step, const Kernels& kernels, int token_begin, int token_end,
                        int head_begin, int head_end) {

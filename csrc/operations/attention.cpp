@@ -88,7 +88,7 @@ void AttentionOperation::lower(Lowering& to) {
     k.add_to(touched);
     to.phase({"kv",
               [=, this](const Step& step, int thread, int threads) {
-                const RowRange rows = rows_of(step.tokens, thread, threads);
+                const RowRange rows = tokens_to_write(*cache, step, thread, threads);
                 write_keys_values(write(), step, *table, rows.begin, rows.end, 0, kv_heads);
               },
               true, [=](const Step& step) { return !plan->writes_alone(step) || !over_all(step); }},

@@ -80,7 +80,7 @@ void ChooseOperation::lower(Lowering& to) {
   to.phase({"index keys",
             [=, this](const Step& step, int thread, int threads) {
               const View keys(k);
-              const RowRange rows = rows_of(step.tokens, thread, threads);
+              const RowRange rows = tokens_to_write(*cache, step, thread, threads);
               if (of_windows()) {
                 std::byte* scratch = own->data + own->own_bytes * static_cast<size_t>(thread);
                 windows.write(keys.row(0), keys.stride(), step, *table, rows.begin, rows.end, scratch);

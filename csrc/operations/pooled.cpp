@@ -105,7 +105,7 @@ void PooledAttentionOperation::lower(Lowering& to) {
   };
   to.phase({"kv",
             [=, this](const Step& step, int thread, int threads) {
-              const RowRange mine = rows_of(step.tokens, thread, threads);
+              const RowRange mine = tokens_to_write(*cache, step, thread, threads);
               const View keys(k), of_windows(pooled);
               const KvWrite write{keys.row(0), keys.stride(), nullptr, 0, cache.get(), params.layer, {}};
               write_keys_values(write, step, *table, mine.begin, mine.end, 0, 1);

@@ -5,6 +5,7 @@
 #include "kernels/simd/scalar.h"
 
 #include "kernels/simd/attention_coded.h"
+#include "kv/write.h"
 #include "tests/cases.h"
 
 namespace homenode::checks {
@@ -59,9 +60,40 @@ struct Results {
         out(static_cast<size_t>(rows * padded_head(elements))) {}
 };
 
+// Threads that write values of which two share a byte: every token is written once, and no group by two of them.
+void check_cut(Random& random) {
+  constexpr KvCoding kNibbles{KvType::int8, "nibbles", 2, 1, 4};
+  static_assert(tokens_together(kNibbles) == 2 && tokens_together(coding_of(KvType::int8)) == 1 &&
+                tokens_together(coding_of(KvType::bf16)) == 1 && tokens_together(coding_of(KvType::f32)) == 1);
+  constexpr int kBlock = 32, kTogether = tokens_together(kNibbles);
+  Step step;
+  for (int sequence = random.between(1, 4); sequence > 0; --sequence) {
+    const int first = random.between(0, 2 * kBlock), past = first + random.between(1, 40);
+    for (int at = first; at < past; ++at) {
+      step.token_block.push_back(10 * sequence + at / kBlock);
+      step.token_slot.push_back(at % kBlock);
+    }
+  }
+  step.tokens = static_cast<int>(step.token_slot.size());
+  const int threads = random.between(1, 9);
+  int end = 0;
+  for (int thread = 0; thread < threads; ++thread) {
+    const RowRange mine = whole_groups(step, rows_of(step.tokens, thread, threads), kTogether);
+    require(mine.begin == end && mine.end >= mine.begin, "the parts of threads follow each other");
+    end = mine.end;
+    if (mine.begin == mine.end || !mine.begin) continue;
+    const auto at = static_cast<size_t>(mine.begin);
+    require(step.token_block[at] != step.token_block[at - 1] ||
+                step.token_slot[at] / kTogether != step.token_slot[at - 1] / kTogether,
+            "tokens that share bytes are one thread's");
+  }
+  require(end == step.tokens, "all tokens are written");
+}
+
 }  // namespace
 
 void check_coded(Random& random) {
+  check_cut(random);
   const int rows = random.between(1, kQueryRows), elements = 2 * random.between(1, kMostElements / 2);
   std::vector<BothTiles> keys, values;
   for (int t = 0; t < kChunkTiles; ++t) {
