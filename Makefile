@@ -17,8 +17,6 @@ NATIVE  := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 AT_ONCE ?= $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 ALONE_AT_ONCE ?= 3
 PURE_AT_ONCE ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
-# How a process takes only the CPU time that nobody else wants.
-IDLE    := $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
 QUICK   := -m "not slow and not alone"
 PURE    := $(QUICK) -o cache_dir=.pytest_cache/pure -o timeout=900 tests/pure
 MODEL   ?=
@@ -39,22 +37,29 @@ $(VENV)/pip:
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	@touch $@
 
+# Of these, too, a program uses a few of thousands of modules: those are compiled when they are imported.
+$(VENV)/packages: $(VENV)/pip requirements-release.txt
+	$(if $(RUN),$(BIN)/pip install --quiet --no-compile $(RUN) || $(UNLOCKED))
+	@touch $@
+
 # Compiling takes most of the time, so it is repeated only when the native core or the package's description changed.
-$(VENV)/installed: $(VENV)/pip $(NATIVE)
+$(VENV)/installed: $(VENV)/packages $(NATIVE)
 	@echo "compiling the native core for every instruction set level: about $$(( (8 + $$(nproc) - 1) / $$(nproc) )) minutes on $$(nproc) CPUs, once"
-	$(if $(RUN),$(BIN)/pip install --quiet $(RUN) || $(UNLOCKED))
 	$(BIN)/pip install --quiet $(if $(RUN),--no-deps) --editable .
 	@$(BIN)/python -c 'import homenode._native' || { echo "The native core was not compiled; see above, or run: $(BIN)/pip install -v ."; exit 1; }
 	@touch $@
 
-# Thousands of modules of which a test uses a few: those are compiled when they are imported.
-$(VENV)/tools: $(VENV)/installed pyproject.toml requirements-dev.txt
+# While the compiler runs (make -j2), where its package brings no others that could be the same.
+$(VENV)/develop: $(VENV)/packages $(if $(RUN),,$(VENV)/installed) pyproject.toml requirements-dev.txt
 	@echo "installing what the checks and tests need: about a minute"
 	$(BIN)/pip install --quiet --no-compile $(DEVELOP)$(if $(RUN), || $(UNLOCKED))
 	@touch $@
 
+$(VENV)/tools: $(VENV)/installed $(VENV)/develop
+	@touch $@
+
 # Torch serves as the yardstick of the parity tests; without it they skip and say so.
-$(VENV)/torch: $(VENV)/tools
+$(VENV)/torch: $(VENV)/develop
 	@echo "installing torch, with which results are compared: about two minutes"
 	-$(BIN)/pip install --quiet --no-compile $(TORCH) && $(BIN)/pip install --quiet --no-compile --group torch
 	@touch $@
@@ -78,15 +83,16 @@ check: $(VENV)/tools  ## style, types and import contracts; of C++ the lines tha
 
 # Side by side, and then what has to be alone. One thread for each library. A part of the former waits, so there is one
 # process more than CPUs. The latter wait for most of their time, for deadlines and for processes that start: three of
-# them at once leave CPU time, and tests/pure, which knows no deadline, takes that, at a priority at which nobody waits
-# for it. What fails beside another is decided alone.
-test: $(VENV)/torch  ## all tests that take seconds each
+# them at once leave CPU time, and tests/pure, which knows no deadline, takes that, at a priority that gives it a tenth
+# of a CPU that others want: more would delay them, and with none it would not end beside another's work. What fails
+# beside another is decided alone.
+test: $(VENV)/tools $(VENV)/torch  ## all tests that take seconds each
 	@echo "running the tests that take seconds each: about 15 minutes on two CPUs, less on more; make test-all runs the slow ones as well"
 	@failed=0; \
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(AT_ONCE) --dist worksteal --durations=40 $(QUICK) --ignore=tests/pure \
 	  || $(BIN)/pytest --last-failed $(QUICK) --ignore=tests/pure || failed=1; \
 	echo "those that have to be alone, and beside them those of tests/pure, whose output follows at the end"; \
-	OMP_NUM_THREADS=1 $(IDLE) $(BIN)/pytest -n $(PURE_AT_ONCE) --dist worksteal --durations=40 $(PURE) >$(VENV)/pure.log 2>&1 & \
+	OMP_NUM_THREADS=1 nice -n 10 $(BIN)/pytest -n $(PURE_AT_ONCE) --dist worksteal --durations=40 $(PURE) >$(VENV)/pure.log 2>&1 & \
 	beside=$$!; trap "kill $$beside 2>/dev/null" EXIT; \
 	alone=$$(grep -rlF mark.alone tests --include='test_*.py'); \
 	$(BIN)/pytest -n $(ALONE_AT_ONCE) --dist worksteal --durations=20 -m "alone and not slow" $$alone || $(BIN)/pytest --last-failed -m "alone and not slow" $$alone || failed=1; \
@@ -94,7 +100,7 @@ test: $(VENV)/torch  ## all tests that take seconds each
 	[ -z "$$rest" ] || $(BIN)/pytest --last-failed $(PURE) || failed=1; \
 	exit $$failed
 
-test-all: $(VENV)/torch  ## all tests, the slow ones too, and more fuzzing
+test-all: $(VENV)/tools $(VENV)/torch  ## all tests, the slow ones too, and more fuzzing
 	@echo "running all tests, with much fuzzing: several hours on two CPUs"
 	HOMENODE_FUZZ_EXAMPLES=4000 $(BIN)/pytest
 
