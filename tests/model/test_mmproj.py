@@ -58,6 +58,10 @@ FILES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any], Changes]] = {
         "pixtral", "[IMG]", (), {"spatial_merge_size": 2, "image_size": 112},
         {"q_proj.weight": interleaved, "k_proj.weight": interleaved},
     ),
+    "LightOnOcrForConditionalGeneration": (
+        "lightonocr", "<|image_pad|>", (), {"spatial_merge_size": 2, "image_size": 112},
+        {"q_proj.weight": interleaved, "k_proj.weight": interleaved},
+    ),
     "SmolVLMForConditionalGeneration": (
         "idefics3", "<image>", (),
         {"patch_size": 16, "image_size": 64, "preproc_image_size": 128, "projector.scale_factor": 2}, {},
@@ -124,6 +128,8 @@ class MARKS:
 def _gguf_name(own: str, names: Mapping[str, str]) -> str:
     if any(name.startswith("vision_tower.") for name in names.values()):
         own = re.sub(r"^(model\.)?(vision_tower\.)?vision_model\.", "vision_tower.", own)
+        own = own.replace("model.vision_encoder.", "vision_tower.")
+        own = own.replace("model.vision_projection.", "multi_modal_projector.")
     for gguf_name, folder_name in sorted(names.items(), key=lambda pair: -len(pair[1])):
         begin, _, end = folder_name.partition("{n}")
         at = own.find(begin)
@@ -146,7 +152,7 @@ def write(folder: Path, name: str, **metadata: Any) -> Path:
     writer = gguf.GGUFWriter(file, "clip")
     writer.add_type("mmproj")
     writer.add_string("clip.projector_type", projector)
-    writer.add_bool("clip.use_silu" if projector in ("pixtral", "glm4v") else "clip.use_gelu", True)
+    writer.add_bool("clip.use_silu" if projector in ("pixtral", "lightonocr", "glm4v") else "clip.use_gelu", True)
     usual = {"embedding_length": WIDTH, "feed_forward_length": INNER, "block_count": 2, "attention.head_count": HEADS}
     usual |= {"patch_size": 14, "image_size": SIDE, "projection_dim": TEXT}
     for key, value in (usual | figures | metadata).items():

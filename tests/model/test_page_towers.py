@@ -149,6 +149,8 @@ def test_lighton_ocr_has_no_marks_of_lines(tmp_path: Path) -> None:
         theirs = make("LightOnOcr", VIT | {"model_type": "pixtral", "head_dim": 16, "patch_size": 14}, tmp_path, QWEN3)
     processor = {"size": {"longest_edge": 112}, "patch_size": 14}
     family, tower = loaded("LightOnOcrForConditionalGeneration", tmp_path, processor)
+    with pytest.raises(ValueError, match="less than 28 pixels"):
+        family.prepare(images.new("RGB", (90, 13)), True)
     draw = np.random.default_rng(3)
     for shape in ((40, 90), (70, 60), (200, 30)):
         prepared = family.prepare(images.fromarray(draw.integers(0, 256, (*shape, 3)).astype(np.uint8)), True)

@@ -15,6 +15,7 @@ import pytest
 from homenode.compute.ops import Backend, FloatArray
 from homenode.compute.reference import ReferenceBackend
 from homenode.errors import CheckpointError
+from homenode.model.checkpoint.folder import has_tensors_of_tower
 from homenode.model.pictures.classes import CLASSES
 from homenode.model.pictures.family import PictureConfig
 from homenode.model.pictures.registry import family_of_class
@@ -331,6 +332,22 @@ TOWERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str
         | {"multi_modal_projector.linear_1": (TEXT, 2 * WIDTH), "=image_newline": (TEXT,)},
     ),
 }  # fmt: skip
+
+
+TOWERS["LightOnOcrForConditionalGeneration"] = (
+    VIT | {"head_dim": 16, "patch_size": 14, "model_type": "pixtral"}, {"image_token_id": 5},
+    {"size": {"longest_edge": 112}, "patch_size": 28},
+    {
+        name.replace("vision_tower.", "model.vision_encoder.").replace("multi_modal_projector.",
+            "model.vision_projection."): shape
+        for name, shape in pixtral().items()
+    },
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_a_folder_is_known_to_have_its_tower(name: str) -> None:
+    assert has_tensors_of_tower(each.removeprefix("=") for each in TOWERS[name][3])
 
 
 class RandomTensors(TowerTensors):

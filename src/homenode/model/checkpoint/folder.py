@@ -5,6 +5,7 @@ files say.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,7 +48,7 @@ _MOST_INDEX_BYTES = 2**26
 _MOST_SHARDS = 10_000
 # How the names of tensors end that only quantised folders have.
 _OF_CODED_MATRICES = (".qweight", ".qzeros", ".weight_packed", ".weight_scale", "_scale_inv", "_proj_blocks")
-_OF_TOWER = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model|vpm)\.")
+_OF_TOWER = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model|vision_encoder|sam_model|vpm)\.")
 _PLAIN_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _JSON_FILES = (CONFIG, GENERATION, "tokenizer_config.json", "special_tokens_map.json", "chat_template.json")
 
@@ -140,7 +141,7 @@ def _read_model(
     folder, architecture = config.path.parent, folder_architecture(config)
     of_mistral = config.path.name == PARAMS
     tensors = renamed_tensors(_read_mistral_tensors(folder), architecture.name) if of_mistral else _read_tensors(folder)
-    has_tower = any(_OF_TOWER.search(name) for name in tensors)
+    has_tower = has_tensors_of_tower(tensors)
     if whole is not None:
         tensors = text_tensors(config.path, whole, tensors)
     if not of_mistral:
@@ -199,6 +200,11 @@ def _picture_spec(file: Path, config: dict[str, Any]) -> PictureSpec | None:
     """How pictures enter the text model of this config.json; None where homenode knows no such family."""
     family = family_of_class(str(config["architectures"][0]))
     return None if family is None else family.spec(PictureConfig(file, config))
+
+
+def has_tensors_of_tower(names: Iterable[str]) -> bool:
+    """Return whether some of the tensors of a folder are of what sees, which those of a text alone lack."""
+    return any(_OF_TOWER.search(name) for name in names)
 
 
 def read_whole_tensors(folder: Path) -> dict[str, TensorEntry]:

@@ -4,12 +4,15 @@ ends.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from homenode.model.pictures.families.mistral3 import GGUF_NAMES, PERMUTED, Mistral3
-from homenode.model.pictures.family import FamilyFormat, Names, PictureConfig, PictureLayout
+from homenode.model.pictures.family import FamilyFormat, Names, PictureConfig, PictureLayout, PreparedPicture
 from homenode.model.pictures.mmproj import GgufTower, Mmproj
 from homenode.model.spec import PictureSpec
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _PLACEHOLDER = 151655
 
@@ -23,6 +26,13 @@ class LightOnOcr(Mistral3):
         size = config.processor.get("patch_size")
         found = size.get("height") if isinstance(size, dict) else size
         self.block = int(found or self.patch)
+
+    def prepare(self, picture: Image, alone: bool) -> PreparedPicture:
+        """See `PictureFamily`."""
+        found, least = super().prepare(picture, alone), self.patch * self.merge
+        if min(found.layout.size) < least:
+            raise ValueError(f"it is less than {least} pixels high or wide, which make one row")
+        return found
 
     def written(self, layout: PictureLayout, names: Names, number: int) -> str:
         """See `PictureFamily`."""
