@@ -26,6 +26,7 @@ from tests.mistral_folders import write_both
 pytest.importorskip("huggingface_hub")
 
 _LOCATE = """
+import json
 import sys
 from functools import partial
 from homenode.engine.config import EngineConfig
@@ -35,16 +36,17 @@ from homenode.host.topology.allowance import Allowance
 from homenode.model.hub.locate import locate
 
 class Machine:
-    memory_available = int(sys.argv[2])
+    memory_available = 0
 
 Allowance.of_process = lambda source: Machine()
 def announce(taken, why):
     print("taking", taken.file, "of figures" if taken.spec else "", why, file=sys.stderr)
-try:
-    choice = partial(choose, EngineConfig(), announce)
-    print(locate(sys.argv[1], progress=len(sys.argv) > 3, choice=choice))
-except UserError as error:
-    print("refused:", error.message)
+choice = partial(choose, EngineConfig(), announce)
+for name, Machine.memory_available in json.loads(sys.argv[1]):
+    try:
+        print(locate(name, progress=len(sys.argv) > 2, choice=choice))
+    except UserError as error:
+        print("refused:", error.message.replace("\\n", " "))
 """
 
 
@@ -103,13 +105,14 @@ def _served(hub: FakeHub) -> Iterator[FakeHub]:
 
 def located(hub: FakeHub, name: str, home: Path, memory: int = 1 << 40) -> str:
     """What `locate` comes to in a process of its own: the library reads its variables once."""
-    return ran(hub, name, home, memory).stdout.strip()
+    return ran(hub, [(name, memory)], home).stdout.strip()
 
 
-def ran(hub: FakeHub, name: str, home: Path, memory: int = 1 << 40, *more: str) -> subprocess.CompletedProcess[str]:
+def ran(hub: FakeHub, names: list[tuple[str, int]], home: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """The process. `names`: each with the memory that the machine has then."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and not k.lower().endswith("_proxy")}
     env = {**kept, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}
-    command = [sys.executable, "-c", _LOCATE, name, str(memory), *more]
+    command = [sys.executable, "-c", _LOCATE, json.dumps(names), *more]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done
@@ -136,30 +139,32 @@ def test_the_form_of_mistral_comes_where_there_is_no_other(hub: FakeHub, tmp_pat
     assert "not enough memory" in located(hub, "org/mistral", tmp_path / "other", memory=1000)
 
 
-@pytest.mark.parametrize(
-    ("name", "memory", "words"),
-    [
-        ("org/foreign", 1 << 40, ("org/foreign", "'FoonaForCausalLM'", "'foona'", "not supported")),
-        ("org/foreign-gguf:Q8_0", 1 << 40, ("org/foreign-gguf", "'foona'", "not supported")),
-        ("org/large", 1 << 62, ("org/large", "not enough disk space", "free in")),
-        ("org/ggufs", 1000, ("org/ggufs", "smallest of 3", "m-Q4_0.gguf", "not enough memory")),
-        ("org/ggufs:Q4_0", 1000, ("org/ggufs", "not enough memory", "1000B are available")),
-        (
-            "org/ggufs:Q5_0",
-            1 << 40,
-            ("none of its GGUF files is a Q5_0", "it has m-BF16.gguf, m-Q4_0.gguf, m-Q8_0-00001-of-00002.gguf"),
-        ),
-        ("org/ggufs:BF16", 1 << 62, ("org/ggufs", "not enough disk space")),
-        ("org/whole", 1000, ("org/whole", "not enough memory", "1000B are available")),
-        ("org/gated", 1 << 40, ("org/gated", "accept its terms", "HF_TOKEN")),
-    ],
-)
-def test_refusals_come_before_weights(
-    name: str, memory: int, words: tuple[str, ...], hub: FakeHub, tmp_path: Path
-) -> None:
-    said = located(hub, name, tmp_path / "home", memory)
-    assert said.startswith("refused:") and all(word in said for word in words), said
-    assert hub.weights_sent <= (1 << 20 if "ggufs" in name else 0)  # the beginning of a GGUF file tells its figures
+# A name, the memory of the machine, and what is said.
+REFUSED: list[tuple[str, int, tuple[str, ...]]] = [
+    ("org/foreign", 1 << 40, ("org/foreign", "'FoonaForCausalLM'", "'foona'", "not supported")),
+    ("org/foreign-gguf:Q8_0", 1 << 40, ("org/foreign-gguf", "'foona'", "not supported")),
+    ("org/large", 1 << 62, ("org/large", "not enough disk space", "free in")),
+    ("org/ggufs", 1000, ("org/ggufs", "smallest of 3", "m-Q4_0.gguf", "not enough memory")),
+    ("org/ggufs:Q4_0", 1000, ("org/ggufs", "not enough memory", "1000B are available")),
+    (
+        "org/ggufs:Q5_0",
+        1 << 40,
+        ("none of its GGUF files is a Q5_0", "it has m-BF16.gguf, m-Q4_0.gguf, m-Q8_0-00001-of-00002.gguf"),
+    ),
+    ("org/ggufs:BF16", 1 << 62, ("org/ggufs", "not enough disk space")),
+    ("org/whole", 1000, ("org/whole", "not enough memory", "1000B are available")),
+    ("org/gated", 1 << 40, ("org/gated", "accept its terms", "HF_TOKEN")),
+]
+
+
+@pytest.mark.parametrize("ggufs", [False, True])
+def test_refusals_come_before_weights(ggufs: bool, hub: FakeHub, tmp_path: Path) -> None:
+    """All of a kind in one process, which takes longer to start than to refuse."""
+    asked = [row for row in REFUSED if ("ggufs" in row[0]) == ggufs]
+    lines = ran(hub, [(name, memory) for name, memory, _ in asked], tmp_path / "home").stdout.splitlines()
+    for (name, _, words), said in zip(asked, lines, strict=True):
+        assert said.startswith("refused:") and all(word in said for word in words), (name, said)
+    assert hub.weights_sent <= (len(asked) << 20 if ggufs else 0)  # the beginning of a GGUF file tells its figures
 
 
 def test_a_gguf_architecture_that_only_the_file_tells(hub: FakeHub, tmp_path: Path) -> None:
@@ -169,7 +174,7 @@ def test_a_gguf_architecture_that_only_the_file_tells(hub: FakeHub, tmp_path: Pa
 
 
 def test_the_largest_gguf_file_that_fits_is_taken(hub: FakeHub, tmp_path: Path) -> None:
-    done = ran(hub, "org/ggufs", tmp_path / "home")
+    done = ran(hub, [("org/ggufs", 1 << 40)], tmp_path / "home")
     assert done.stdout.strip().endswith("/m-Q8_0-00001-of-00002.gguf")
     assert "taking m-Q8_0-00001-of-00002.gguf of figures" in done.stderr
     words = (
@@ -181,12 +186,12 @@ def test_the_largest_gguf_file_that_fits_is_taken(hub: FakeHub, tmp_path: Path) 
     assert all(word in done.stderr for word in words) and "mmproj" not in done.stderr, done.stderr
     sent = hub.weights_sent
     # What the cache holds stays, whatever the memory has room for now.
-    again = ran(hub, "org/ggufs", tmp_path / "home", 1)
+    again = ran(hub, [("org/ggufs", 1)], tmp_path / "home")
     assert again.stdout == done.stdout and again.stderr == "" and hub.weights_sent == sent
 
 
 def test_progress_is_told_without_a_terminal(hub: FakeHub, tmp_path: Path) -> None:
-    done = ran(hub, "org/whole", tmp_path / "home", 1 << 40, "progress")
+    done = ran(hub, [("org/whole", 1 << 40)], tmp_path / "home", "progress")
     total = next(file.size for name, file in hub.repositories["org/whole"].items() if name.endswith(".safetensors"))
     assert f"fetching org/whole: {format_bytes(total)} of {format_bytes(total)}" in done.stderr
     assert "\x1b" not in done.stderr and "\r" not in done.stderr
