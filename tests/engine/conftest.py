@@ -6,12 +6,13 @@ import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave there the mixture on torch in steps of all kinds: it is asked in those in which sequences preempt each
-    other, and the model without experts in all.
+    """Leave there steps of further kinds on NumPy and torch: the mixture is asked in those in which sequences preempt
+    each other, the model without experts in batches and chunks, too; the native core is asked in all.
     """
     for item in items:
         callspec = getattr(item, "callspec", None)
-        if item.path.stem == "test_golden" and callspec is not None:
+        if item.path.stem == "test_golden" and callspec is not None and "settings" in callspec.params:
             words = set(callspec.id.split("-"))
-            if {"torch", "qwen3_moe"} <= words and "settings" in callspec.params and "preempted" not in words:
+            further = "preempted" not in words if "qwen3_moe" in words else words & {"whole", "one_thread"}
+            if words & {"torch", "reference"} and further:
                 item.add_marker(pytest.mark.slow)
