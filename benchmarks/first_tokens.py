@@ -34,7 +34,7 @@ from homenode.bench.serving.clients import ClientLoad, run_load
 from homenode.host.bind.base.threads import descendants
 
 _BUFFER = "600KiB"  # room for one prompt of the built-in model
-_FILLED_EVERY_S = 1.0
+_FILLED_EVERY_S = 10.0
 _MOST_FILLED = 8  # hand-overs
 _SLOW_S = (0.02, 0.18)  # it runs, then stands still
 _PULL = ("--pd-pull-mode",)
@@ -78,12 +78,12 @@ def _post(port: int, body: dict[str, object]) -> None:
 
 
 @contextmanager
-def _repeated(act: Callable[[], None]) -> Iterator[None]:
+def _repeated(act: Callable[[], None], every_s: float = 0.0) -> Iterator[None]:
     """`act` once, and then again and again in a thread until the end."""
     over = threading.Event()
 
     def repeat() -> None:
-        while not over.is_set():
+        while not over.wait(every_s):
             act()
 
     act()
@@ -101,12 +101,9 @@ def _full(sides: Sides) -> AbstractContextManager[None]:
     sender, receiver = sides.senders[0], sides.receivers[0]
     with urllib.request.urlopen(f"http://127.0.0.1:{receiver.port}/kv_transfer", timeout=60) as answer:
         peer = json.load(answer)
-    draw, begun = random.Random(0), [False]
+    draw = random.Random(0)
 
     def fill() -> None:
-        if begun[0]:
-            time.sleep(_FILLED_EVERY_S)
-        begun[0] = True
         for _ in range(_MOST_FILLED):
             params = {"do_remote_decode": True, "ticket": f"lost-{draw.getrandbits(60)}", "peer": peer}
             prompt = [draw.randrange(100, 2000) for _ in range(130)]
@@ -115,7 +112,7 @@ def _full(sides: Sides) -> AbstractContextManager[None]:
             except urllib.error.HTTPError:
                 return
 
-    return _repeated(fill)
+    return _repeated(fill, _FILLED_EVERY_S)
 
 
 def _signalled(pid: int, number: int) -> None:

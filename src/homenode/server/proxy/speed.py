@@ -14,7 +14,7 @@ from enum import Enum
 SLOW = 2.0  # times as long as the fastest: less is the machine's noise
 SHORTEST_S = 0.02  # what takes less is as fast as can be told
 SLOWEST = 64.0
-_WEIGHT = 0.5  # of the last time, among all
+_WEIGHT = 0.7  # of the last time among all: one that took four times as long is noticed at once
 
 
 class WorkKind(Enum):
