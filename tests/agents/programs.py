@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_DEADLINE_S = 120
+from tests.waiting import PATIENCE_S
+
 _CODEX_SETTINGS = """
 model = "{model}"
 model_provider = "here"
@@ -75,7 +76,7 @@ class Agent:
 def _answer(command: list[str], folder: Path, variables: dict[str, str]) -> str:
     ended = subprocess.run(
         command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=_DEADLINE_S, check=False,
+        timeout=2 * PATIENCE_S, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, f"{ended.stdout[-2000:]}\n{ended.stderr[-2000:]}"
     return ended.stdout

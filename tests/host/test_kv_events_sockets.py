@@ -16,9 +16,9 @@ from homenode.engine.kv_events.events import IN_KV_MEMORY, ON_DISK, KvEvent
 from homenode.engine.kv_events.told_events import EventForm, StoreChanges, ToldEvents
 from homenode.engine.kv_events_config import KvEventsSettings
 from homenode.errors import HostError
+from tests.waiting import PATIENCE_S, wait_until
 
 zmq = pytest.importorskip("zmq")
-PATIENCE_MS = 10_000
 
 
 def free_port() -> int:
@@ -64,7 +64,7 @@ class Pair:
             self.reader.recv_multipart()
 
     def heard(self) -> tuple[bytes, int, list[object]]:
-        assert self.reader.poll(PATIENCE_MS)
+        assert self.reader.poll(int(1000 * PATIENCE_S))
         topic, number, payload = self.reader.recv_multipart()
         return topic, int.from_bytes(number, "big"), msgspec.msgpack.decode(payload)
 
@@ -75,7 +75,7 @@ class Pair:
             asks.connect(self.settings.replay_endpoint)
             asks.send_multipart(frames)
             found = []
-            while asks.poll(PATIENCE_MS):
+            while asks.poll(int(1000 * PATIENCE_S)):
                 _, _, number, payload = asks.recv_multipart()
                 if not payload:
                     assert number == (-1).to_bytes(8, "big", signed=True)
@@ -114,9 +114,7 @@ def test_batches_are_numbered_under_their_topic(pair: Pair) -> None:
 
 def wait_for(pair: Pair, number: int) -> None:
     """Until so many batches were published."""
-    end = time.monotonic() + PATIENCE_MS / 1000
-    while len(pair.replay(b"", bytes(8))) < number:
-        assert time.monotonic() < end
+    wait_until(lambda: len(pair.replay(b"", bytes(8))) >= number)
 
 
 def test_a_replay_from_a_number_has_what_follows(pair: Pair) -> None:
@@ -160,7 +158,7 @@ def test_what_is_too_long_is_not_even_taken(pair: Pair, caplog: pytest.LogCaptur
         heard = sends.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         sends.connect(pair.settings.replay_endpoint)
         sends.send_multipart([bytes(1 << 20)])
-        assert heard.poll(PATIENCE_MS)
+        assert heard.poll(int(1000 * PATIENCE_S))
         sends.disable_monitor()
     assert [number for number, _ in pair.replay(b"", bytes(8))] == [0]
     assert "is no request" not in caplog.text
@@ -181,7 +179,7 @@ def test_a_topic_as_long_as_may_be_is_subscribed_to() -> None:
 
 def told_until(pair: Pair, count: int) -> list[tuple[str, str | None]]:
     """Kinds and media of all events, once there are so many of them."""
-    end = time.monotonic() + PATIENCE_MS / 1000
+    end = time.monotonic() + PATIENCE_S
     while True:
         batches = [batch[1] for _, batch in pair.replay(b"", bytes(8))]
         told = [(event["type"], event.get("medium")) for batch in batches for event in batch]  # type: ignore[attr-defined]
@@ -254,7 +252,7 @@ def test_after_an_error_all_that_is_held_is_told_anew(pair: Pair, monkeypatch: p
 def test_after_an_error_that_stays_nothing_is_kept(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, [RuntimeError("planted"), RuntimeError("planted")])
     pair.publisher.give([content(1), content(2)])
-    pair.publisher._thread.join(PATIENCE_MS / 1000)
+    pair.publisher._thread.join(PATIENCE_S)
     assert pair.publisher.ended
     pair.publisher.give([content(3)])
     assert pair.publisher._waiting == []
