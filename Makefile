@@ -82,18 +82,18 @@ check: $(VENV)/tools  ## style, types and import contracts; of C++ the lines tha
 	$(BIN)/python tools/cpp_style.py
 
 # Side by side, and then what has to be alone. One thread for each library. A part of the former waits, so there is one
-# process more than CPUs. The latter wait for most of their time, for deadlines and for processes that start: three of
-# them at once leave CPU time, and tests/pure, which knows no deadline, takes that, at a priority that gives it a tenth
-# of a CPU that others want: more would delay them, and with none it would not end beside another's work. What fails
-# beside another is decided alone.
+# process more than CPUs. The latter wait for most of their time, for deadlines and for processes that start: three at
+# once. What CPU time both leave is taken by tests/pure, which knows no deadline, at a priority that gives it a tenth of a
+# CPU that others want: more would delay them, and with none it would not end beside another's work. What fails beside
+# another is decided alone.
 test: $(VENV)/tools $(VENV)/torch  ## all tests that take seconds each
 	@echo "running the tests that take seconds each: about 15 minutes on two CPUs, less on more; make test-all runs the slow ones as well"
+	@echo "those of tests/pure run beside all others, their output follows at the end"
 	@failed=0; \
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(AT_ONCE) --dist worksteal --durations=40 $(QUICK) --ignore=tests/pure \
-	  || $(BIN)/pytest --last-failed $(QUICK) --ignore=tests/pure || failed=1; \
-	echo "those that have to be alone, and beside them those of tests/pure, whose output follows at the end"; \
 	OMP_NUM_THREADS=1 nice -n 10 $(BIN)/pytest -n $(PURE_AT_ONCE) --dist worksteal --durations=40 $(PURE) >$(VENV)/pure.log 2>&1 & \
 	beside=$$!; trap "kill $$beside 2>/dev/null" EXIT; \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(AT_ONCE) --dist worksteal --durations=40 $(QUICK) --ignore=tests/pure \
+	  || $(BIN)/pytest --last-failed $(QUICK) --ignore=tests/pure || failed=1; \
 	alone=$$(grep -rlF mark.alone tests --include='test_*.py'); \
 	$(BIN)/pytest -n $(ALONE_AT_ONCE) --dist worksteal --durations=20 -m "alone and not slow" $$alone || $(BIN)/pytest --last-failed -m "alone and not slow" $$alone || failed=1; \
 	wait $$beside || rest=1; cat $(VENV)/pure.log; \

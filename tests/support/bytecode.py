@@ -6,6 +6,7 @@ asserts of 700 files, and compiles these, the sources and the packages that it i
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import py_compile
@@ -23,9 +24,20 @@ _LARGE = ("torch", "transformers", "hypothesis", "openai", "numpy")  # those wit
 
 
 def make_bytecode(config: pytest.Config) -> None:
-    """Write what is missing, with all CPUs; nothing where Python is not to write bytecode."""
+    """Write what is missing, with all CPUs; nothing where Python is not to write bytecode. Of several runs that begin
+    together one does, and the others wait for it.
+    """
     if sys.dont_write_bytecode:
         return
+    folder = os.open(ROOT / "tests", os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        _write_missing(config)
+    finally:
+        os.close(folder)
+
+
+def _write_missing(config: pytest.Config) -> None:
     imports = "\n".join(f"import {name}" for name in _LARGE if not has_bytecode(name))
     packages = subprocess.Popen([sys.executable, "-c", imports], stderr=subprocess.DEVNULL)
     files = [path for folder in ("tests", "src") for path in sorted((ROOT / folder).rglob("*.py"))]
