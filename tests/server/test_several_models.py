@@ -23,7 +23,7 @@ from homenode.server.app import create_app
 from homenode.server.core.state import ServerState
 from homenode.server.http.config import ServedModelConfig, ServerConfig
 from homenode.server.http.failures import ApiError
-from homenode.server.models.served_model import ModelParts
+from homenode.server.models.served_model import AskedModel, ModelParts
 from tests.server.fakes import EOS, VOCAB, ByteStream, ByteTokenizer, ScriptedClient
 
 SHIFT = 10  # the token of a byte in the other vocabulary is so much higher
@@ -323,8 +323,8 @@ def test_what_the_server_ends_is_ended_with_every_engine(table: Table) -> None:
 def test_a_model_is_found_with_the_name_to_answer_under(table: Table) -> None:
     models = table.state.models
     own = models.find("teller").model
-    assert models.find("teller:latest", ":latest") == (own, "teller:latest")
-    assert models.find(None) == (models.first, models.first.name)
+    assert models.find("teller:latest", ":latest") == AskedModel(own, "teller:latest")
+    assert models.find(None) == AskedModel(models.first, models.first.name)
     with pytest.raises(ApiError, match="`model` is `teller:latest`"):
         models.find("teller:latest")
 
