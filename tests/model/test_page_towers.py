@@ -161,3 +161,20 @@ def test_lighton_ocr_has_no_marks_of_lines(tmp_path: Path) -> None:
         found = family.encode(tower, prepared).rows
         np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
         assert family.written(prepared.layout, lambda _: "x", 0) == "x" * len(found)
+
+
+def test_published_folders_have_words_of_their_own() -> None:
+    """What the makers of DeepSeek-OCR write in config.json, and what they leave out."""
+    sam = {"downsample_channels": [512, 1024], "global_attn_indexes": [1], "heads": 2, "layers": 3, "width": 32}
+    clip = {"heads": 4, "image_size": 224, "layers": 5, "patch_size": 14, "width": 64}
+    towers = {"DeepseekOCRForCausalLM": {"clip-l-14-224": clip}, "DeepseekOCR2ForCausalLM": {"qwen2-0-5b": {"dim": 56}}}
+    for name, behind in towers.items():
+        raw = {"architectures": [name], "vision_config": {"width": {"sam_vit_b": sam, **behind}, "image_size": 1024}}
+        format = family_of_class(name)
+        assert format is not None
+        family: Any = format.make(PictureConfig(Path("config.json"), raw))
+        assert (family.sam.width, family.sam.layers, family.sam.form.heads, family.sam.sees_all) == (32, 3, 2, {1})
+        wanted = (64, 4, 5, 0) if name == "DeepseekOCRForCausalLM" else (56, 14, 24, 2)
+        assert (family.width, family.form.heads, family.layers, family.form.kv_heads) == wanted
+        assert (family.views.side, family.placeholder) == (1024, 128815)
+        assert family.views.tile == (640 if name == "DeepseekOCRForCausalLM" else 768)

@@ -60,7 +60,7 @@ class DeepseekOcr2:
         self.placeholder = config.config.integer("image_token_id", PLACEHOLDER, minimum=0)
         vision = vision_of(config)
         self.sam = SamTower(vision)
-        layers = vision.table("encoder_config") or Fields(vision.path, _PUBLISHED)
+        layers = vision.table("encoder_config") or _published(vision)
         self.width, heads = layers.integer("hidden_size", 4096), layers.integer("num_attention_heads", 32)
         self.form = BlockForm(
             heads,
@@ -127,6 +127,18 @@ class DeepseekOcr2:
         angles = pixels.rope_of_line(places, self.form.head_dim, self.theta)
         found = tower.run("queries", np.concatenate([rows, angles], axis=1), [len(rows)], seen=len(made))
         return found[len(made) :]
+
+
+def _published(vision: Fields) -> Fields:
+    """The figures of the layers in the words of makers, who leave most of them out."""
+    width = vision.table("width")
+    named = None if width is None else width.table("qwen2-0-5b")
+    said = {
+        "hidden_size": None if named is None else named.optional_integer("dim"),
+        "num_hidden_layers": vision.optional_integer("layers"),
+        "num_attention_heads": vision.optional_integer("num_attention_heads"),
+    }
+    return Fields(vision.path, {**_PUBLISHED, **{key: value for key, value in said.items() if value is not None}})
 
 
 def _spec(_config: PictureConfig) -> PictureSpec:
