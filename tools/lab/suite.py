@@ -70,7 +70,7 @@ class JobResult:
 
 # The longest first, so that two lanes end at about the same time.
 JOBS = (
-    Job("2x2", "x86_64", (*PLACE, "residency", "levels", "serve")),
+    Job("2x2", "x86_64", (*PLACE, "residency", "levels", "serve", "models")),
     Job("cpuless", "x86_64", (*PLACE, "run", "full")),
     Job("2s4n", "x86_64", (*PLACE, "engine", "ranks")),
     Job("2x2", "aarch64", (*PLACE, "residency", "levels")),
