@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from homenode.errors import UserError
 from homenode.server.http.failures import ApiError
+from homenode.server.models.media import MEDIA
 from homenode.server.proxy.client_request import ClientRequest, read_client_request
 from homenode.server.proxy.config import ProxyConfig, server_url, server_urls
 from homenode.server.proxy.events import Events
@@ -20,6 +21,7 @@ from homenode.server.proxy.forwarded_apis import (
     MESSAGES,
     OLLAMA_CHAT,
     OLLAMA_GENERATE,
+    RESPONSES,
     ForwardedApi,
 )
 
@@ -111,6 +113,42 @@ def test_chats() -> None:
         read_client_request(json.dumps({"messages": messages, "cache_salt": "x"}).encode(), CHAT_COMPLETIONS).salt
         != first.salt
     )
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "told"),
+    [
+        (COMPLETIONS, {"prompt": "x"}, True),
+        (COMPLETIONS, {"prompt": "x", "max_tokens": 1}, True),
+        (COMPLETIONS, {"prompt": ["x", "y"]}, False),
+        (COMPLETIONS, {"prompt": "x", "prompt_embeds": "AAAA"}, False),
+        (COMPLETIONS, {"prompt": "x", "prompt_logprobs": 1}, False),
+        (COMPLETIONS, {}, False),
+        (RESPONSES, {"input": "x"}, True),
+        (RESPONSES, {"input": "x", "previous_response_id": "resp_1"}, False),
+        (RESPONSES, {"input": [{"type": "item_reference", "id": "msg_1"}]}, False),
+        (OLLAMA_GENERATE, {"prompt": "x", "images": [], "context": None}, True),
+        (OLLAMA_GENERATE, {"prompt": "x", "images": ["AAAA"]}, False),
+        (OLLAMA_GENERATE, {"prompt": "x", "context": [1, 2]}, False),
+        (OLLAMA_CHAT, {"messages": [{"role": "user", "content": "x", "images": ["AAAA"]}]}, False),
+        (CHAT_COMPLETIONS, {"messages": [{"role": "user", "content": '{"type": "image", "images": ["x"]}'}]}, True),
+        *(
+            (api, {name: [{"role": "user", "content": [{"type": kind, "url": "http://x/y"}]}]}, kind == "text")
+            for api, name in ((CHAT_COMPLETIONS, "messages"), (MESSAGES, "messages"), (RESPONSES, "input"))
+            for kind in ("text", *(kind for medium in MEDIA.values() for kind in medium.types))
+        ),
+    ],
+)
+def test_whether_tokens_tell_the_work_of_a_prompt(api: ForwardedApi, fields: dict[str, object], told: bool) -> None:
+    assert read_client_request(json.dumps(fields).encode(), api).told == told
+
+
+@pytest.mark.parametrize("api", [CHAT_COMPLETIONS, MESSAGES, RESPONSES, OLLAMA_CHAT])
+def test_tools_count_as_part_of_the_prompt(api: ForwardedApi) -> None:
+    said = {"input" if api is RESPONSES else "messages": [{"role": "user", "content": "x"}]}
+    tools = [{"type": "function", "name": "look", "description": "far " * 1000}]
+    bare, full = (read_client_request(json.dumps(said | more).encode(), api) for more in ({}, {"tools": tools}))
+    assert full.tokens > bare.tokens + 1000
 
 
 def test_lengths() -> None:

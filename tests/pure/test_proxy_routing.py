@@ -163,7 +163,7 @@ def test_a_slow_server_gets_one_request_in_a_hundred_and_work_again_when_it_is_f
     begun = [slow in _served(loads, equal | {slow: 0.1 * times}) for _ in range(1000)]
     assert sum(begun[:20]) <= 4 and sum(begun) <= 10
     assert loads.slowness(slow.server, "PQ" if slow in (P, Q) else "DE") >= 2
-    again = [slow in _served(loads, equal) for _ in range(TRY_AGAIN // 2 + 40)]
+    again = [slow in _served(loads, equal) for _ in range(TRY_AGAIN + 40)]
     assert sum(again[-40:]) >= 20, "it had fewer than the other"
 
 
@@ -190,18 +190,154 @@ def test_a_slow_server_is_used_where_others_have_as_much_more_to_do() -> None:
     assert loads.choose(Prompt(100), (P, Q), (D,), fits) == ChosenRoute(D, P), "it is another life"
 
 
+def _answered(
+    loads: LoadTable,
+    server: RouteTarget,
+    prompt: Prompt,
+    seconds: float,
+    kind: WorkKind = WorkKind.WHOLE,
+    model: str | None = "",
+) -> None:
+    """One request to a server, and its answer."""
+    entry = loads.begin(server, prompt, kind, model)
+    loads.learn(entry, seconds)
+    loads.end(entry)
+
+
+def _slow(loads: LoadTable, servers: str = "PQ") -> list[bool]:
+    return [loads.slowness(server, servers) > 1 for server in servers]
+
+
 def test_servers_are_compared_by_works_of_one_kind_and_size() -> None:
     loads = LoadTable(KEY)
-    for tokens, seconds in ((10_000, 30.0), (10, 0.01)) * 3:
-        for server in (P, Q):
-            entry = loads.begin(server, Prompt(tokens), WorkKind.PREFILL)
-            loads.learn(entry, seconds)
-            loads.end(entry)
+    small, large = (10, 0.01), (10_000, 30.0)
+    for server, works in ((P, (small, small, large)), (Q, (small, large, small))):
+        for tokens, seconds in works:
+            _answered(loads, server, Prompt(tokens), seconds, WorkKind.PREFILL)
+    assert _slow(loads) == [False, False]
     for kind in (WorkKind.WHOLE, WorkKind.HANDED_OVER):
-        entry = loads.begin(P, Prompt(10), kind)
-        loads.learn(entry, 5.0)
+        _answered(loads, P, Prompt(10), 5.0, kind)
+    assert _slow(loads) == [False, False]
+
+
+def test_servers_are_compared_by_works_of_one_model() -> None:
+    loads = LoadTable(KEY)
+    for server, works in ((P, (("big", 2.0), ("small", 0.1))), (Q, (("big", 2.0),))):
+        for model, seconds in works * 3:
+            _answered(loads, server, Prompt(100), seconds, model=model)
+    _answered(loads, P, Prompt(100), 30.0, model=None)  # it was loaded first
+    found = []
+    for _ in range(8):
+        choice = loads.choose(Prompt(100), (), (P, Q), fits, model_at=lambda target: "big")
+        assert choice is not None
+        found.append(choice.decoder)
+        _answered(loads, choice.decoder, Prompt(100), 2.0, model="big")
+    assert _slow(loads) == [False, False] and sorted(target.server for target in found[-2:]) == ["P", "Q"]
+    _answered(loads, P, Prompt(100), 30.0, model="big")
+    _answered(loads, P, Prompt(100), 0.1, model="small")
+    assert _slow(loads) == [True, False], "that it is fast by another model makes it no faster by this one"
+    assert loads.choose(Prompt(100), (), (P, Q), fits, model_at=lambda target: "big") == ChosenRoute(Q)
+
+
+SECOND = 1 / 1000  # for a token
+
+
+@pytest.mark.parametrize("times", [1, 10])
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("queued", [True, False])
+def test_a_wrong_guess_of_a_cache_makes_no_server_slow_and_a_right_one_none_fast(
+    times: int, kept: bool, queued: bool
+) -> None:
+    loads = LoadTable(KEY)
+    for _ in range(3):
+        for server, factor in ((P, times), (Q, 1)):
+            _answered(loads, server, Prompt(100), 164 * SECOND * factor)
+    chat = loads.prompt(list(range(8000)), 8000, "")
+    for server in (P, Q):
+        _answered(loads, server, chat, 8064 * SECOND * (times if server is P else 1))
+    for server, held in ((P, kept), (Q, True)):
+        first = loads.begin(server, chat)
+        last = loads.begin(server, Prompt(20)) if queued else first
+        took = (128 if held else 8064) + (84 if queued else 0)
+        loads.learn(last, took * SECOND * (times if server is P else 1))
+        loads.end(last)
+        if queued:
+            loads.end(first)
+    assert _slow(loads) == [times > 1, False]
+    for _ in range(3):
+        _answered(loads, P, Prompt(100), 0.164)
+    assert _slow(loads) == [False, False]
+
+
+@pytest.mark.parametrize("untold", [Prompt(15, told=False), Prompt(10_000, stream=False)])
+def test_work_that_tokens_do_not_tell_teaches_nothing_nor_does_what_waits_behind_it(untold: Prompt) -> None:
+    loads = LoadTable(KEY)
+    for _ in range(3):
+        for server in (P, Q):
+            _answered(loads, server, Prompt(10_000), 10_064 * SECOND)
+            _answered(loads, server, Prompt(100), 164 * SECOND)
+    _answered(loads, P, untold, 20.0)
+    before = loads.begin(P, untold)
+    for seconds in (5.0 if untold.stream else 164 * SECOND,) * 3:
+        _answered(loads, P, Prompt(100), seconds)
+    loads.end(before)
+    _answered(loads, Q, Prompt(10_000), 10_064 * SECOND)
+    assert _slow(loads) == [False, False]
+
+
+def test_a_server_is_tried_again_by_what_teaches() -> None:
+    """Of seven requests one is a stream; a slow server is fast again after so many."""
+    loads, found = LoadTable(KEY), []
+    for number in range(7 * 3 * TRY_AGAIN):
+        prompt = Prompt(100, stream=number % 7 == 0)
+        choice = loads.choose(prompt, (), (P, Q), fits)
+        assert choice is not None
+        entry = loads.begin(choice.decoder, prompt)
+        if prompt.stream:
+            found.append(choice.decoder)
+            loads.learn(entry, 1.0 if choice.decoder is P and number < 7 * TRY_AGAIN else 0.1)
+        elif choice.decoder is P and number > 100:
+            found.append(R)
         loads.end(entry)
-    assert loads.slowness("P", "PQ") == loads.slowness("Q", "PQ") == 1
+        if number == 7 * TRY_AGAIN:
+            assert found.count(P) <= 4 and found.count(R) == 0, "whoever teaches nothing goes elsewhere"
+    assert found[-40:].count(P) + found[-40:].count(R) >= 20
+
+
+def test_a_try_that_taught_nothing_is_made_again_but_not_at_once() -> None:
+    loads, tries = LoadTable(KEY), 0
+    for _ in range(3):
+        for server, seconds in ((P, 1.0), (Q, 0.1)):
+            _answered(loads, server, Prompt(100), seconds)
+    for _ in range(4 * TRY_AGAIN):
+        choice = loads.choose(Prompt(100), (), (P, Q), fits)
+        assert choice is not None
+        if choice.decoder is P:  # it gives no answer
+            tries += 1
+            loads.end(loads.begin(P, Prompt(100)))
+        else:
+            _answered(loads, Q, Prompt(100), 0.1)
+    assert 4 < tries <= 8
+
+
+def test_a_slow_server_keeps_no_prompts_for_the_little_that_they_lack() -> None:
+    loads = LoadTable(KEY)
+    prompt = loads.prompt(list(range(641)), 641, "")
+    _answered(loads, D, prompt, 1.0)
+    assert loads.choose(prompt, (P,), (D, E), fits, 100) == ChosenRoute(D, None, short=True)
+    for _ in range(2):
+        for server, seconds in ((D, 10.0), (E, 0.1)):
+            _answered(loads, server, Prompt(100), seconds)
+    assert loads.choose(prompt, (P,), (D, E), fits, 100) == ChosenRoute(E, P)
+    assert loads.choose(prompt, (P,), (D,), fits, 100) == ChosenRoute(D, None, short=True)
+
+
+def test_engines_of_one_server_are_compared_too() -> None:
+    loads = LoadTable(KEY)
+    for engine, seconds in (("1" * 32, 1.0), ("2" * 32, 0.1)):
+        for _ in range(3):
+            _answered(loads, RouteTarget("D", engine), Prompt(100), seconds)
+    assert loads.slowness("D", "D") == pytest.approx(10)
 
 
 def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_probe_through() -> None:

@@ -5,6 +5,7 @@ that model.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -93,6 +94,13 @@ def test_names_and_answers_are_read() -> None:
     assert names == {"b": "b", "a": "a", "c": "c", "x": "b"} and loaded == ["b", "c"]
     models = ServerModels(names, {"b": PublishedKv(raw=b"of b")})
     assert [models.find(name).raw for name in (None, "x", "x:latest", "a", "no")] == [b"of b"] * 3 + [b"", b""]
+    there = replace(models, loaded=loaded)
+    assert [there.find_loaded(name) for name in (None, "x", "x:latest", "c", "a", "no")] == ["b"] * 3 + [
+        "c",
+        None,
+        None,
+    ]
+    assert there == models, "that one is loaded is no news of the server"
     assert "x" in models and "no" not in models and None not in models
     for body in (b"", b"[]", b"{", b'{"error": 1}', b'{"error": {"param": null}}', b"\xff", b"[" * 10_000):
         assert not is_of_several(body) and model_in(body) is None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -34,6 +35,11 @@ _ASKED: Mapping[str, AskedTier] = {
     **{tier: tier for tier in get_args(ServiceTierField)},
     "standard_only": "standard",
 }
+_TOLD = frozenset({None, "max_tokens", "infill"})  # reasons why prompts are no other work than their tokens say
+_MEDIA_PART = re.compile(
+    rb'"type"\s*:\s*"(?:(?:input_|output_)?(?:image|audio|video|file)(?:_url|_embeds)?|computer_screenshot|document'
+    rb'|container_upload|item_reference)"|"images"\s*:\s*\[\s*"'
+)
 _NOT_FOR_PREFILL = frozenset({"stream", "stream_options", _PARAMS})
 
 _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -42,7 +48,8 @@ _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 @dataclass(frozen=True)
 class ClientRequest:
     """`direct`: why it is not handed over, None: it is. `units`, `tokens`, `salt`: what `routing.LoadTable.prompt`
-    takes. `goes_on_from`: the id of a response that one of the decode servers keeps. `model`: that it names.
+    takes. `goes_on_from`: the id of a response that one of the decode servers keeps. `model`: that it names. `told`:
+    its tokens tell the work that its prompt is.
     """
 
     body: bytes
@@ -55,6 +62,7 @@ class ClientRequest:
     salt: str = ""
     goes_on_from: str | None = None
     model: str | None = None
+    told: bool = False
 
     def for_prefill(self, ticket: str, peer: bytes) -> bytes:
         """The body for a prefill server. `peer`: what the decode server publishes, as JSON."""
@@ -124,7 +132,19 @@ def read_client_request(body: bytes, api: ForwardedApi) -> ClientRequest:
         direct = "previous_response"  # a prefill server does not know what is before
     named = value_of(fields, "model")
     model = named if isinstance(named, str) else None
-    return ClientRequest(body, direct, api, stream, fields, units, tokens, _salt(fields, api), goes_on_from, model)
+    told = direct in _TOLD and not _has_more_than_text(fields)
+    return ClientRequest(
+        body, direct, api, stream, fields, units, tokens, _salt(fields, api), goes_on_from, model, told
+    )
+
+
+def _has_more_than_text(fields: Mapping[str, msgspec.Raw]) -> bool:
+    """Return whether there are pictures and the like, whose bytes say nothing of their work, or what was said before is
+    not in the request.
+    """
+    return any(_MEDIA_PART.search(bytes(fields.get(name, b""))) for name in ("messages", "input")) or any(
+        value_of(fields, name) for name in ("images", "context", "conversation")
+    )
 
 
 def _raw(value: int | str) -> msgspec.Raw:

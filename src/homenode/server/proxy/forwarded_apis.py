@@ -135,7 +135,7 @@ def _ollama(name: bytes, *fields: str) -> ForwardedApi:
     )
 
 
-CHAT_COMPLETIONS = ForwardedApi(b"chat", _of_fields("messages"))
+CHAT_COMPLETIONS = ForwardedApi(b"chat", _of_fields("tools", "functions", "messages"))
 COMPLETIONS = ForwardedApi(b"text", lambda fields: _prompt_units(value_of(fields, "prompt")))
 MESSAGES = ForwardedApi(
     b"messages",
@@ -147,7 +147,7 @@ MESSAGES = ForwardedApi(
 )
 RESPONSES = ForwardedApi(
     b"items",
-    _of_fields("instructions", "input"),
+    _of_fields("tools", "instructions", "input"),
     unstreamed={"background": False, "store": False},
     is_last=_is_response_end,
     failure=responses_failure,

@@ -88,7 +88,7 @@ class Forwarder:
         )
         self.proxied = ProxiedRequest(state.next_ticket(), asked.direct is None, limits)
         self._holder = holder
-        self._prompt = state.loads.prompt(asked.units, asked.tokens, asked.salt)
+        self._prompt = state.loads.prompt(asked.units, asked.tokens, asked.salt, told=asked.told, stream=asked.stream)
         self._guessed = asked.tokens  # of the prompt; what they were is told with the answer
         self._counted = False  # that was told
         self._arrival = time.monotonic()
@@ -209,15 +209,17 @@ class Forwarder:
             choice.decoder.engine,
         )
         kind = WorkKind.WHOLE if prefiller is None else WorkKind.HANDED_OVER
-        self._at_decoder = self._state.loads.begin(choice.decoder, self._prompt, kind)
+        self._at_decoder = self._begin(choice.decoder, kind)
         return self.proxied.chosen(prefiller, decoder, waited)
 
     async def _prefill(self, step: Prefill) -> list[Action]:
-        entry = self._state.loads.begin(RouteTarget(step.prefiller), self._prompt, WorkKind.PREFILL)
+        entry = self._begin(RouteTarget(step.prefiller), WorkKind.PREFILL)
         began = time.monotonic()
         call, fault = self._begin_call("prefill", step.prefiller), None
         try:
             fault = await self._ask_prefiller(step, call)
+            if fault is None:
+                self._learn(step.prefiller, entry, time.monotonic() - began)
         finally:
             self._state.loads.end(entry)
             if call is not None:
@@ -228,7 +230,6 @@ class Forwarder:
             self._failed(step.prefiller, fault)
             return self.proxied.prefill_failed(fault)
         self._judge(step.prefiller, True)
-        self._state.loads.learn(entry, time.monotonic() - began)
         self._state.metrics.prefilled(time.monotonic() - began)
         return self.proxied.prefilled()
 
@@ -291,7 +292,7 @@ class Forwarder:
         if self._at_decoder is not None:
             self._state.loads.answered(self._at_decoder)
             if opened.is_stream and opened.status == 200:  # of any other answer the end was waited for
-                self._state.loads.learn(self._at_decoder, time.monotonic() - began)
+                self._learn(step.decoder, self._at_decoder, time.monotonic() - began)
         self._lease.give_back()
         self._asked = self._asked.forgotten()
         self._state.metrics.first_byte(time.monotonic() - self._arrival)
@@ -428,6 +429,15 @@ class Forwarder:
             self._state.instances[url].breaker.spared()
         self._unjudged.clear()
         self._state.metrics.finished(self.proxied.way, step.outcome, time.monotonic() - self._arrival)
+
+    def _begin(self, target: RouteTarget, kind: WorkKind) -> RoutedLoad:
+        model = self._state.instances[target.server].loaded_model(self._asked.model)
+        return self._state.loads.begin(target, self._prompt, kind, model)
+
+    def _learn(self, url: str, entry: RoutedLoad, seconds: float) -> None:
+        """Note what a server took. A model that is not loaded at the last look was not when it was asked, maybe."""
+        if self._state.instances[url].loaded_model(self._asked.model) == entry.model:
+            self._state.loads.learn(entry, seconds)
 
     def _leave_decoder(self) -> None:
         if self._at_decoder is not None:

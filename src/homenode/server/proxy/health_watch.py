@@ -186,7 +186,7 @@ class HealthWatch:
                     published[model] = _read_published(document.body)
         except msgspec.DecodeError as error:
             return Sight("unfit", f"what it tells of its models cannot be read: {error}"[:300])
-        return Sight("ready", models=ServerModels(names, published))
+        return Sight("ready", models=ServerModels(names, published, loaded))
 
 
 def _read_published(body: bytes) -> PublishedKv:

@@ -84,6 +84,12 @@ class Instance:
             return PublishedKv(self.document, self.raw, self.engines)
         return self.models.find(model)
 
+    def loaded_model(self, model: str | None) -> str | None:
+        """Return the model that it computes for a request that names this one, "" where it has but one; None where it
+        is not loaded.
+        """
+        return "" if self.models is None else self.models.find_loaded(model)
+
     @property
     def all_engines(self) -> list[str]:
         """Return the incarnations of all engines of which it has several."""

@@ -4,7 +4,7 @@ in handing KV over. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -55,19 +55,27 @@ class PublishedKv:
 @dataclass(frozen=True)
 class ServerModels:
     """The models of one server of several. `names`: the model of each name and alias, the first model first;
-    `published`: by model.
+    `published`: by model; `loaded`: at the last look.
     """
 
     names: Mapping[str, str]
     published: Mapping[str, PublishedKv] = field(default_factory=dict)
+    loaded: Collection[str] = field(default=(), compare=False)
 
     def find(self, model: str | None) -> PublishedKv:
         """Return what the model of this name publishes; of None the first."""
-        own = next(iter(self.names.values()), "") if model is None else self._own_name(model)
-        return self.published.get(own, PublishedKv())
+        return self.published.get(self._served(model), PublishedKv())
+
+    def find_loaded(self, model: str | None) -> str | None:
+        """Return the own name of the model of this name, of None the first; None where it is not loaded."""
+        own = self._served(model)
+        return own if own in self.loaded else None
 
     def __contains__(self, model: object) -> bool:
         return isinstance(model, str) and bool(self._own_name(model))
+
+    def _served(self, model: str | None) -> str:
+        return next(iter(self.names.values()), "") if model is None else self._own_name(model)
 
     def _own_name(self, model: str) -> str:
         return self.names.get(model) or self.names.get(model.removesuffix(TAG), "")

@@ -104,7 +104,10 @@ class ProxyState(RequestAdmission):
         def fits(prefiller: RouteTarget, decoder: RouteTarget) -> bool:
             return self._fits(prefiller.server, decoder.server, model)
 
-        return self.loads.choose(prompt, prefillers, decoders, fits, least)
+        def model_at(target: RouteTarget) -> str | None:
+            return self.instances[target.server].loaded_model(model)
+
+        return self.loads.choose(prompt, prefillers, decoders, fits, least, model_at)
 
     def targets(self, url: str, model: str | None = None) -> list[RouteTarget]:
         """Return where KV of a model for this decode server may go: to each of its engines, where it has several."""
