@@ -79,12 +79,16 @@ def _post(port: int, body: dict[str, object]) -> None:
 
 @contextmanager
 def _repeated(act: Callable[[], None], every_s: float = 0.0) -> Iterator[None]:
-    """`act` once, and then again and again in a thread until the end."""
+    """`act` once, and then again and again in a thread until the end. Raises what it raised there, at the end."""
     over = threading.Event()
+    failures: list[Exception] = []
 
     def repeat() -> None:
-        while not over.wait(every_s):
-            act()
+        try:
+            while not over.wait(every_s):
+                act()
+        except Exception as error:
+            failures.append(error)
 
     act()
     thread = threading.Thread(target=repeat)
@@ -94,6 +98,8 @@ def _repeated(act: Callable[[], None], every_s: float = 0.0) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+    if failures:
+        raise failures[0]
 
 
 def _full(sides: Sides) -> AbstractContextManager[None]:

@@ -116,6 +116,7 @@ class ModelsServer:
                 if self.client.get("/health").status_code == 200:
                     return
             time.sleep(0.05)
+        self.end()
         raise SystemExit("a server was not ready")
 
     def answer(self, asked: AskedAlone) -> Any:
