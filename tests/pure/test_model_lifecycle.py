@@ -170,14 +170,63 @@ def test_cores_are_given_back_before_their_owner_is_loaded() -> None:
     assert do([replace(lent, lent=frozenset()), owner]).decisions == (Load("two"),)
 
 
-def test_one_is_not_loaded_on_cores_that_another_has_yet_to_leave() -> None:
+MOVES = {"moves": True, "next_cpus": frozenset({5})}
+ASKED_TO_GO = {"leaves": True, "next_cpus": frozenset({5})}  # while it was to move
+REMOVED = {"leaves": True, "next_cpus": frozenset()}
+
+
+@pytest.mark.parametrize("why", (MOVES, ASKED_TO_GO, REMOVED))
+def test_one_is_not_loaded_on_cores_that_another_has_yet_to_leave(why: dict[str, Any]) -> None:
     both = frozenset({0, 1})
-    large, small = wanted("large", cpus=both), model("small", cpus=frozenset({0}), moves=True, leaves=True)
-    assert do([small, large]).decisions == (Unload("small", "it was asked for"),)
+    large, small = wanted("large", cpus=both), model("small", cpus=frozenset({0}), **why)
+    because = "it moves to other cores" if "moves" in why else "it was asked for"
+    assert do([small, large]).decisions == (Unload("small", because, again="moves" in why),)
     for state, busy in ((LOADED, True), (LOADING, False), (UNLOADING, False)):
         assert not do([replace(small, state=state, busy=busy), large]).decisions
     for elsewhere in (replace(small, state=UNLOADED), replace(small, cpus=frozenset({2})), model("b", cpus=both)):
         assert Load("large") in do([elsewhere, large]).decisions
+    shares = replace(small, busy=True, leaves=True, next_cpus=None)  # these cores, by settings as they are
+    assert do([shares, large]).decisions == (Load("large"),)
+
+
+def test_one_that_moves_is_in_use_until_its_new_cores_are_free() -> None:
+    """Those of one with requests are not; nor are those of one that waits for such in turn."""
+
+    def moving(key: str, before: int, after: int, **rest: object) -> ModelSituation:
+        own, new = frozenset({before}), frozenset({after})
+        return model(key, cpus=own, next_cpus=new, moves=own != new, size=1, **rest)
+
+    chain = [moving("a", 1, 2), moving("b", 2, 3), moving("c", 3, 4)]
+    assert unloaded(do(chain)) == {"a", "b", "c"} and not do(chain).staying
+    busy = [*chain[:2], replace(chain[2], busy=True)]
+    assert do(busy) == Decided(staying=frozenset({"a", "b"}))  # `c` takes no newcomers, and so it ends some time
+    assert do([*chain[:2], replace(chain[2], state=LOADING)]).staying == {"a", "b"}
+    assert unloaded(do([*chain[:2], replace(chain[2], state=UNLOADING)])) == {"a", "b"}
+    assert unloaded(do([replace(chain[0], expires=0.0), *busy[1:]], now=1.0)) == {"a"}
+    assert do([replace(each, settles=True, leaves=False) for each in busy]) == do(busy)
+    owner = wanted("new", size=1, cpus=frozenset({1}))
+    assert do([*busy, owner]).decisions == (Unload("a", "new gets its cores back", again=True),)
+    late = do([replace(busy[0], busy=True), *busy[1:], owner], now=PATIENCE_S)
+    assert (late.decisions, late.held) == ((), {"a"})
+    swap = [moving("a", 1, 2), moving("b", 2, 1)]
+    assert unloaded(do(swap)) == {"a", "b"}
+    assert do([swap[0], replace(swap[1], busy=True)]) == Decided(staying=frozenset({"a"}))
+    assert do([replace(each, busy=True) for each in swap]).staying == {"a", "b"}
+
+
+def test_cores_of_an_earlier_version_are_given_to_others_when_the_new_one_is_there() -> None:
+    """And not to those if that has failed, nor to the new version of another one, which would wait in turn."""
+    old = model("a", cpus=frozenset({0, 1}), next_cpus=frozenset({0}), size=1)
+    new, other = wanted("a2", size=1, cpus=frozenset({0}), replaces="a"), wanted("b", size=1, cpus=frozenset({1}))
+    room = ModelsMemory(2)
+    assert do([old, new, other]).decisions == (Load("a2"),)
+    assert do([old, new, replace(other, wanted_since=-1.0)], room).decisions == (Load("a2"),)  # the memory is not `b`'s
+    assert not do([old, replace(new, state=LOADING, wanted_since=None), other]).decisions
+    assert do([old, replace(new, state=FAILED, wanted_since=None), other]).decisions == (Load("b"),)
+    assert Load("b2") in do([old, new, replace(other, key="b2", replaces="b")]).decisions
+    there = replace(new, state=LOADED, wanted_since=None, replaces=None)
+    assert not do([replace(old, leaves=True, busy=True), there, other]).decisions
+    assert do([there, other]).decisions == (Load("b"),)
 
 
 def test_one_is_loaded_on_other_cores_while_nobody_wants_anything() -> None:
@@ -217,8 +266,8 @@ class World:
             self.models[f"m{number}"] = ModelSituation(f"m{number}", UNLOADED, parts, pin=number == 0, cpus=cpus)
         self.works: dict[str, float] = {}
         self.held: frozenset[str] = frozenset()
+        self.staying: frozenset[str] = frozenset()
         self.again: dict[str, float] = {}
-        self.places: dict[str, frozenset[int]] = {}  # of those that are to move
         self.lent = 0
 
     def to(self, key: str, state: ModelState) -> None:
@@ -227,7 +276,7 @@ class World:
 
     def step(self) -> None:
         self.now += self.rng.choice((0.1, 0.5, 1.0))
-        for key in self.models:
+        for key in tuple(self.models):
             self.running[key] = [end for end in self.running.get(key, ()) if end > self.now]
             if self.works.get(key, self.now + 1) <= self.now:
                 del self.works[key]
@@ -238,46 +287,75 @@ class World:
                     self.waiting[key] = []  # refused
                 if not loading:
                     self.models[key] = replace(self.models[key], lent=frozenset())
-                if not (loading and not failed):
-                    self.move(key)
                 if loading and key in self.again:
                     del self.again[key]
+                if not (loading and not failed):
+                    self.move(key)
         if self.rng.random() < 0.7:
-            key = self.rng.choice(sorted(self.models))
+            key = self.rng.choice(self.named())
             self.waiting.setdefault(key, []).append(self.now)
         if self.rng.random() < 0.03:
             self.plan_anew()
+        if self.rng.random() < 0.03:
+            self.replace_one()
+        if self.rng.random() < 0.03:
+            self.unload_one()
         self.admit()
         self.decide()
 
     def plan_anew(self) -> None:
         """Two models have each other's cores from now on."""
-        pair = self.rng.sample(sorted(self.models), 2)
-        cpus = [self.places.get(key, self.models[key].cpus) for key in pair]
+        pair = self.rng.sample(self.named(), 2)
+        cpus = [self.to_have(key) for key in pair]
         for key, new in zip(pair, reversed(cpus), strict=True):
-            self.places[key] = new
             one = self.models[key]
-            moves = one.state in (LOADED, LOADING) and new != one.cpus
-            self.models[key] = replace(one, moves=moves, leaves=moves)
+            moves = one.state in (LOADED, LOADING) and new != one.cpus and not one.leaves
+            self.models[key] = replace(one, moves=moves, next_cpus=new)
             if one.state in (UNLOADED, FAILED):
                 self.move(key)
 
-    def move(self, key: str) -> None:
-        """It is where it is to be from its next load on; one that has left for that is loaded again."""
+    def named(self) -> list[str]:
+        return sorted(key for key, each in self.models.items() if each.next_cpus != frozenset())
+
+    def to_have(self, key: str) -> frozenset[int]:
         one = self.models[key]
-        if one.moves and one.state is UNLOADED:
-            self.again.setdefault(key, self.now)
-        cpus = self.places.pop(key, one.cpus)
-        self.models[key] = replace(one, cpus=cpus, moves=False, leaves=False)
+        return one.cpus if one.next_cpus is None else one.next_cpus
+
+    def replace_one(self) -> None:
+        """A model is named no more, and another one is to have its cores."""
+        key = self.rng.choice(self.named())
+        cpus, one = self.to_have(key), self.models[key]
+        self.models[f"n{len(self.running)}"] = ModelSituation(f"n{len(self.running)}", UNLOADED, one.memory, cpus=cpus)
+        self.models[key] = replace(one, leaves=True, moves=False, next_cpus=frozenset())
+        self.waiting.pop(key, None)
+        self.again.pop(key, None)
+        if one.state in (UNLOADED, FAILED):
+            self.move(key)
+
+    def unload_one(self) -> None:
+        """Somebody wants a model unloaded."""
+        key = self.rng.choice(self.named())
+        self.again.pop(key, None)
+        one = self.models[key]
+        self.models[key] = replace(one, leaves=one.state in (LOADED, LOADING), moves=False)
+
+    def move(self, key: str) -> None:
+        """It is where it is to be from its next load on, or gone."""
+        cpus, one = self.to_have(key), self.models[key]
+        if cpus:
+            self.models[key] = replace(one, cpus=cpus, moves=False, leaves=False, next_cpus=None)
+        else:
+            del self.models[key]
 
     def admit(self) -> None:
         for key, since in self.waiting.items():
-            moves = self.models[key].moves
-            if since and self.models[key].state is LOADED and key not in self.held and not moves:
+            one = self.models.get(key)
+            goes = one is None or one.leaves or (one.moves and key not in self.staying)
+            if one is not None and since and one.state is LOADED and key not in self.held and not goes:
                 self.longest = max(self.longest, self.now - min(since))
                 self.running.setdefault(key, []).extend(self.now + self.rng.uniform(0.1, 6.0) for _ in since)
                 self.waiting[key] = []
-                self.models[key] = replace(self.models[key], last_used=self.now)
+                self.models[key] = replace(one, last_used=self.now)
 
     def seen(self) -> list[ModelSituation]:
         lent = self.lendings()
@@ -300,7 +378,7 @@ class World:
             CoreOwner(
                 key,
                 tuple(sorted(each.cpus)),
-                None if each.pin else 0,
+                None if each.pin or each.next_cpus == frozenset() else 0,
                 each.state.holds_memory or self.wanted_since(key) is not None,
                 each.last_used + 8.0,
                 each.lent,
@@ -316,7 +394,7 @@ class World:
         shuffled = list(seen)
         self.rng.shuffle(shuffled)
         assert made == decide(shuffled, self.memory, self.now)
-        self.held = made.held
+        self.held, self.staying = made.held, made.staying
         for decision in made.decisions:
             one = self.models[decision.key]
             if isinstance(decision, Load):
@@ -326,8 +404,11 @@ class World:
                 self.lent += bool(lent)
                 self.works[decision.key] = self.now + self.rng.uniform(0.1, 2.0)
             elif isinstance(decision, Unload):
-                assert one.moves or not one.pin, "a pinned model was unloaded"
+                assert one.moves or one.leaves or not one.pin, "a pinned model was unloaded"
                 assert not self.running.get(decision.key), "a busy model was unloaded"
+                if "moves" in decision.because:
+                    busy = [each for key, each in self.models.items() if self.running.get(key)]
+                    assert not any((each.cpus | each.lent) & self.to_have(one.key) for each in busy), "it cannot load"
                 self.to(decision.key, UNLOADING)
                 if decision.again:
                     self.again[decision.key] = self.now

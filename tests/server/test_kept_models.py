@@ -467,6 +467,54 @@ def test_a_model_moves_while_it_is_idle_where_another_is_to_have_its_cores() -> 
     run(work, host)
 
 
+def test_a_model_that_is_to_move_is_in_use_while_another_has_its_new_cores() -> None:
+    async def work(service: Service) -> None:
+        await service.text("one")
+        await service.text("two")
+        first = service.host.clients["one"], service.host.clients["two"]
+        first[1].hold_after = 0
+        held = asyncio.ensure_future(service.text("two"))
+        await wait_in_loop(first[1].held.is_set)
+        places = {"large": (0,), "one": (1,), "two": (2,)}
+        service.host.models = [replace(planned(name), cpus=cpus) for name, cpus in places.items()]
+        await service.ask("/models/reload", {})
+        assert (await service.text("one")).status_code == 200 and service.host.clients["one"] is first[0]
+        waits = asyncio.ensure_future(service.text("two"))
+        await asyncio.sleep(0.02)
+        assert not waits.done()
+        first[1].release()
+        answers = [await held, await waits, await service.text("large"), await service.text("one")]
+        assert [answer.status_code for answer in answers] == [200] * 4
+        seen = {each["id"]: each["status"]["cpus"] for each in (await service.ask("/v1/models")).json()["data"]}
+        assert seen == {"large": "0", "one": "1", "two": "2"}
+        assert await service.metric("homenode:model_loads_total", "one") == 1
+
+    run(work, ScriptedHost(*(replace(planned(name), cpus=(at,)) for at, name in enumerate(("one", "two"))), total=100))
+
+
+@pytest.mark.parametrize("why", ("removed", "unloaded"))
+def test_cores_of_a_busy_model_that_goes_are_another_ones_when_it_has_gone(why: str) -> None:
+    async def work(service: Service) -> None:
+        await service.text("one")
+        client = service.host.clients["one"]
+        client.hold_after = 0
+        held = asyncio.ensure_future(service.text("one"))
+        await wait_in_loop(client.held.is_set)
+        left = [] if why == "removed" else [replace(planned("one"), cpus=(0,))]
+        service.host.models = [replace(planned("large"), cpus=(1,)), *left]
+        await service.ask("/models/reload", {})
+        if why == "unloaded":
+            await service.ask("/models/unload", {"model": "one"})
+        waits = asyncio.ensure_future(service.text("large"))
+        await asyncio.sleep(0.02)
+        assert service.host.clients == {"one": client}
+        client.release()
+        assert [(await each).status_code for each in (held, waits)] == [200, 200]
+        assert await service.states() == {"large": "loaded"} | ({} if why == "removed" else {"one": "unloaded"})
+
+    run(work, ScriptedHost(planned("one"), total=100))
+
+
 def test_one_that_was_loading_when_another_was_given_its_cores_moves_once_it_is_loaded() -> None:
     async def work(service: Service) -> None:
         service.host.slow = 0.05

@@ -28,8 +28,9 @@ class KeptModel:
     is loaded. `leases`: requests that use it. `reason`: why it failed; `retry_at`: before that nobody tries again.
     `loads`, `unloads`, `failures`: how often since the start of the server. `load_seconds`: what the last load took.
     `removed`: settings name it no more. `next_place`: where it is to be from its next load on; `moves`: that is now, as
-    soon as it has no requests, as another model has its cores. `keep_alive`: seconds that a client had it kept for;
-    None: as its settings say. `lent`: CPUs that it has of others while it is loaded (`lent_cores`).
+    soon as it has no requests, as another model has its cores; `next_cpus`: its own, or those of its next version, as
+    settings are by now. `keep_alive`: seconds that a client had it kept for; None: as its settings say. `lent`: CPUs
+    that it has of others while it is loaded (`lent_cores`).
     """
 
     def __init__(self, planned: PlannedModel, key: str, replaces: KeptModel | None = None) -> None:
@@ -46,6 +47,7 @@ class KeptModel:
         self.progress = (0, 0)
         self.leaves = self.removed = False
         self.next_place: PlannedModel | None = None
+        self.next_cpus = frozenset(planned.cpus)
         self.moves = False
         self.lent: frozenset[int] = frozenset()
         self.loads_again = False
@@ -144,13 +146,14 @@ class KeptModel:
             busy=self.busy or (soon_used and not (self.leaves or self.moves)),
             wanted_since=self._wanted_since,
             last_used=self.last_used,
-            leaves=self.leaves or self.moves,
+            leaves=self.leaves,
             expires=self._expires,
             replaces=None if self.replaces is None else self.replaces.key,
             cpus=frozenset(self.planned.cpus),
             lent=self.lent,
             endpoints=self.planned.entry.endpoints,
-            moves=self.moves,
+            next_cpus=self.next_cpus,
+            moves=self.moves and not self.leaves,
             settles=lent is not None and lent != self.lent and time.monotonic() >= self.settles_from,
         )
 
@@ -257,7 +260,7 @@ class KeptModel:
     def measured(self, planned: PlannedModel) -> None:
         """Its files were looked at."""
         self.planned, self.looked_at = planned, planned.problem is None
-        self.next_place, self.moves = None, False
+        self.next_place, self.next_cpus, self.moves = None, frozenset(planned.cpus), False
 
 
 class ModelLease:

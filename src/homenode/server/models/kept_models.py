@@ -59,6 +59,7 @@ class KeptModels:
         self._versions = ModelVersions(planned)
         self._engines = ModelEngines(self._versions, host, self._look)
         self._held: frozenset[str] = frozenset()
+        self._staying: frozenset[str] = frozenset()
         self._looking: asyncio.TimerHandle | None = None
         self._draining = False
         self._reloading = asyncio.Lock()
@@ -159,7 +160,8 @@ class KeptModels:
         return (
             kept.state is ModelState.LOADED
             and kept.key not in self._held
-            and not (kept.leaves or kept.moves)
+            and not kept.leaves
+            and (not kept.moves or kept.key in self._staying)
             and kept.served is not None
             and kept.served.lost is None
         )
@@ -269,7 +271,7 @@ class KeptModels:
         owners = [kept.owner(self._lend_after_s) for kept in self._versions]
         lent = lent_cpus(owners, time.monotonic())
         made = self._decided(lent)
-        freed, self._held = self._held - made.held, made.held
+        self._held, self._staying = made.held, made.staying
         by_key = {kept.key: kept for kept in self._versions}
         for decision in made.decisions:
             kept = by_key[decision.key]
@@ -280,9 +282,9 @@ class KeptModels:
                     self._engines.unload(kept, because, again=at_once)
                 case Refuse():
                     self._refuse(kept, decision, by_key)
-        for key in freed:
-            if key in by_key and self._usable(by_key[key]):
-                by_key[key].admit()
+        for kept in self._versions:
+            if kept.waiting and self._usable(kept):
+                kept.admit()
         behind = any(kept.served is not None and kept.served.active and not kept.leases for kept in self._versions)
         looks = (made.look_again, time.monotonic() + LOOK_S if behind else None, self._settles_next(owners, lent))
         if (again := min((at for at in looks if at), default=None)) is not None:

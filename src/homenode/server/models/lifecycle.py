@@ -12,7 +12,8 @@ that is pinned, and never one that has requests. One that has waited for some ti
 stops these from taking new requests: they end what they have, and their own newcomers wait in turn. So nobody waits
 for ever. What can never fit is refused, with the bytes that lack and who has them. Cores that others were lent are
 given back in the same way: those are unloaded, and loaded again on fewer. So are cores of one that is to be elsewhere
-since settings have changed.
+since settings have changed, or that they name no more. One that moves for that stays in use until its new cores are
+free, or somebody waits for the old ones.
 """
 
 from __future__ import annotations
@@ -62,9 +63,10 @@ class ModelSituation:
     `memory`: bytes by node while it is loaded. `busy`: it has requests. `wanted_since`: when the first of those came
     who wait for it; None: nobody does. `leaves`: it is to be unloaded as soon as it has no requests. `expires`: when
     it is unloaded if nobody asks for it. `replaces`: the key of the version that it takes the place of, which gives way
-    even if it is pinned. `cpus`: its own; `lent`: those that it has of others; `settles`: it
-    would be lent others by now, and nobody has asked for it for some time; `moves`: its own are to be those of others,
-    and it leaves for that. `endpoints`: that its engine binds, and that nobody else can have as long.
+    even if it is pinned. `cpus`: its own; `lent`: those that it has of others; `settles`: it would be lent others by
+    now, and nobody has asked for it for some time. `next_cpus`: its own, or those of its next version, as settings are
+    by now; None: the same. `moves`: it leaves for these, as others are to have some that it has now. `endpoints`: that
+    its engine binds, and that nobody else can have as long.
     """
 
     key: str
@@ -80,6 +82,7 @@ class ModelSituation:
     cpus: frozenset[int] = frozenset()
     lent: frozenset[int] = frozenset()
     settles: bool = False
+    next_cpus: frozenset[int] | None = None
     moves: bool = False
     endpoints: frozenset[str] = frozenset()
 
@@ -91,7 +94,12 @@ class ModelSituation:
     @property
     def cpus_of_others(self) -> frozenset[int]:
         """Return those of its CPUs that it gives back when their owner is loaded."""
-        return self.lent | self.cpus if self.moves else self.lent
+        return self.lent if self.next_cpus is None else self.lent | (self.cpus - self.next_cpus)
+
+    @property
+    def comes(self) -> bool:
+        """Return whether it is being loaded, or waits for that."""
+        return self.state is ModelState.LOADING or self.wanted_since is not None
 
 
 @dataclass(frozen=True)
@@ -137,12 +145,14 @@ Decision: TypeAlias = Load | Unload | Refuse
 @dataclass(frozen=True)
 class Decided:
     """`decisions`: what to do now. `held`: loaded models that take no newcomers, as another has waited too long for
-    their memory. `look_again`: when something is to be decided although nothing happened; None: never.
+    their memory. `staying`: those that are to move and take newcomers all the same, as others with requests have their
+    new cores. `look_again`: when something is to be decided although nothing happened; None: never.
     """
 
     decisions: tuple[Decision, ...] = ()
     held: frozenset[str] = frozenset()
     look_again: float | None = None
+    staying: frozenset[str] = frozenset()
 
 
 class _MemoryLeft:
@@ -176,7 +186,8 @@ def decide(
     """Decide what is to be done next. The order of `models` changes nothing."""
     everybody = {model.key: model for model in sorted(models, key=lambda each: each.key)}
     decisions: list[Decision] = []
-    going = _expired(everybody.values(), now)
+    blocked = frozenset(each.key for each in everybody.values() if _waits_for_cores(each, everybody))
+    going = _expired(everybody.values(), blocked, now)
     decisions += going
     gone = {each.key for each in going}
     room = _MemoryLeft(memory)
@@ -201,8 +212,9 @@ def decide(
         if found.reserves:  # later ones do not take what it waits for
             room.take(model.memory)
     if not decisions and all(model.wanted_since is None for model in everybody.values()):
-        decisions += _settling(everybody.values())
-    return Decided(tuple(decisions), frozenset(held), min((at for at in again if at > now), default=None))
+        decisions += _settling(each for each in everybody.values() if each.key not in blocked)
+    staying = frozenset(key for key in blocked if everybody[key].moves)
+    return Decided(tuple(decisions), frozenset(held), min((at for at in again if at > now), default=None), staying)
 
 
 @dataclass(frozen=True)
@@ -266,19 +278,57 @@ def _give_cores_back(
     now: float,
     patience_s: float,
 ) -> _Found:
-    """Decide about one for which there is memory: it is loaded when nobody computes on its cores any more."""
-    gone = {each.key for each in leaving}
-    having = [each for each in everybody.values() if each.state.holds_memory and each.cpus_of_others & model.cpus]
+    """Decide about one for which there is memory: it is loaded when nobody computes on its cores any more. Versions
+    that others are about to take the place of go by themselves, and those others may need the memory first.
+    """
+    replaced = {each.replaces for each in everybody.values() if each.comes and model.replaces is None}
+    gone = {each.key for each in leaving} | replaced
+    having = _having_cores(model, model.cpus, everybody)
     if not having:
         return _Found((Load(model.key),))
     staying = [each for each in having if each.state is ModelState.LOADED and each.key not in gone]
     idle = [each for each in staying if not each.busy]
     found = tuple(Unload(each.key, f"{model.key} gets its cores back", again=True) for each in idle)
     if len(idle) == len(staying):
-        return _Found(found)
+        return _Found(found, reserves=all(each.key not in replaced for each in having))
     if now - _since(model) < patience_s:
         return _Found(found, look_again=_since(model) + patience_s)
     return _Found(found, frozenset(each.key for each in staying if each.busy), now + LOOK_S)
+
+
+def _having_cores(
+    model: ModelSituation, cpus: frozenset[int], everybody: Mapping[str, ModelSituation]
+) -> list[ModelSituation]:
+    """Those that compute on these CPUs, which the model is to have, and that are to leave them. An earlier version
+    leaves for no other new version, so that two of these do not wait for each other, and stays if its own has failed.
+    """
+    following = {each.replaces: each for each in everybody.values() if each.replaces is not None}
+
+    def leaves(each: ModelSituation) -> frozenset[int]:
+        new = following.get(each.key)
+        goes_on = new is not None and (model.replaces is not None or not new.comes)
+        return each.lent if goes_on else each.cpus_of_others
+
+    others = [each for each in everybody.values() if each.key != model.key and each.state.holds_memory]
+    return [each for each in others if leaves(each) & cpus]
+
+
+def _waits_for_cores(model: ModelSituation, everybody: Mapping[str, ModelSituation]) -> bool:
+    """Return whether it could not be loaded again soon: others have the cores that it is to have and requests, or wait
+    in turn for cores of such. Idle ones that have each other's cores do not wait.
+    """
+    if model.state is not ModelState.LOADED or model.next_cpus is None or model.next_cpus == model.cpus:
+        return False
+    reached, left = {model.key: model}, [model]
+    while left:
+        one = left.pop()
+        cpus = one.next_cpus if one is model or one.moves else None
+        new = [each for each in _having_cores(one, cpus or frozenset(), everybody) if each.key not in reached]
+        reached.update((each.key, each) for each in new)
+        left += new
+    coming = {each.replaces for each in everybody.values() if each.comes}
+    others = [each for each in reached.values() if each is not model]
+    return any(each.busy or each.state is ModelState.LOADING or each.key in coming for each in others)
 
 
 class _Freed:
@@ -331,13 +381,15 @@ def _never_fits(model: ModelSituation, everybody: Iterable[ModelSituation], memo
     return Refuse(model.key, model.total, lacking[place], place, tuple(each for each in holders if each[1]))
 
 
-def _expired(models: Iterable[ModelSituation], now: float) -> list[Unload]:
+def _expired(models: Iterable[ModelSituation], blocked: Collection[str], now: float) -> list[Unload]:
     found = []
     for model in models:
         if model.state is not ModelState.LOADED or model.busy:
             continue
         if model.leaves:
             found.append(Unload(model.key, "it was asked for"))
+        elif model.moves and model.key not in blocked:
+            found.append(Unload(model.key, "it moves to other cores", again=True))
         elif model.expires is not None and model.expires <= now and model.wanted_since is None:
             found.append(Unload(model.key, "nobody has asked for it"))
     return found

@@ -202,7 +202,7 @@ class ModelEngines:
     async def _unload(self, kept: KeptModel, because: str) -> None:
         served = kept.served
         assert served is not None  # it was loaded
-        _LOG.info("unloading %s: %s", kept.name, "it moves to other cores" if kept.moves else because)
+        _LOG.info("unloading %s: %s", kept.name, because)
         try:
             await self._host.end(kept.planned, served.parts, _DRAIN_S)
         except Exception:
@@ -216,7 +216,6 @@ class ModelEngines:
         del served
         kept.to(ModelState.UNLOADED)
         if kept.next_place is not None:
-            again = again or (kept.moves and not kept.removed)
             kept.measured(kept.next_place)
         if again:
             kept.want()

@@ -87,6 +87,7 @@ class ModelVersions:
         for kept in self._kept.values():
             if (model := models.get(kept.name)) is not None and model.entry == kept.planned.entry:
                 self._place(kept, model, found)
+        self._place_leaving(found)
 
     def change(self, planned: PlannedModels) -> ModelChanges:
         """Take in settings that were read again, and return what they have changed."""
@@ -114,6 +115,7 @@ class ModelVersions:
                 kept.replaces = None
                 self.let_go(earlier)
             self.let_go(kept)
+        self._place_leaving(planned)
         self._name_all()
         _LOG.info("%s", _told(told))
         return told
@@ -123,8 +125,14 @@ class ModelVersions:
         if kept.state in (ModelState.UNLOADED, ModelState.FAILED):
             kept.measured(model)
         else:
-            kept.next_place = model if model != kept.planned else None
+            kept.next_place, kept.next_cpus = model if model != kept.planned else None, frozenset(model.cpus)
             kept.move_out_of(planned.models)
+
+    def _place_leaving(self, planned: PlannedModels) -> None:
+        """Note the CPUs of the next versions of those that are not gone yet: all others of theirs are others'."""
+        cpus = {model.name: frozenset(model.cpus) for model in planned.models}
+        for kept in self._leaving:
+            kept.next_cpus = cpus.get(kept.name, frozenset())
 
     def _next_version(self, kept: KeptModel, model: PlannedModel) -> KeptModel:
         """The model by its new settings, which is loaded if the earlier version is."""
@@ -139,6 +147,7 @@ class ModelVersions:
             new.want()
         if earlier.state is ModelState.LOADED:
             new.replaces = earlier
+            earlier.next_place, earlier.moves = None, False  # it goes when the new one is loaded
             if earlier not in self._leaving:
                 self._leaving.append(earlier)
         else:
