@@ -83,21 +83,25 @@ check: $(VENV)/tools  ## style, types and import contracts; of C++ the lines tha
 
 # Side by side, and then what has to be alone. One thread for each library. A part of the former waits, so there is one
 # process more than CPUs. The latter wait for most of their time, for deadlines and for processes that start: three at
-# once. What CPU time both leave is taken by tests/pure, which knows no deadline, at a priority that gives it a tenth of a
+# once. What CPU time both leave is taken by tests/pure, which knows no short deadline, at a priority that gives it a tenth of a
 # CPU that others want: more would delay them, and with none it would not end beside another's work. What fails beside
-# another is decided alone.
+# another is decided alone; a run that ended otherwise than with failures (1) has failed, as nobody knows what it did not
+# run.
 test: $(VENV)/tools $(VENV)/torch  ## all tests that take seconds each
 	@echo "running the tests that take seconds each: about 15 minutes on two CPUs, less on more; make test-all runs the slow ones as well"
 	@echo "those of tests/pure run beside all others, their output follows at the end"
 	@failed=0; \
 	OMP_NUM_THREADS=1 nice -n 10 $(BIN)/pytest -n $(PURE_AT_ONCE) --dist worksteal --durations=40 $(PURE) >$(VENV)/pure.log 2>&1 & \
 	beside=$$!; trap "kill $$beside 2>/dev/null" EXIT; \
+	trap "echo those of tests/pure were ended, see $(VENV)/pure.log; exit 130" INT; \
+	trap "echo those of tests/pure were ended, see $(VENV)/pure.log; exit 143" TERM HUP; \
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(AT_ONCE) --dist worksteal --durations=40 $(QUICK) --ignore=tests/pure \
-	  || $(BIN)/pytest --last-failed $(QUICK) --ignore=tests/pure || failed=1; \
+	  || { [ $$? = 1 ] && $(BIN)/pytest --last-failed $(QUICK) --ignore=tests/pure; } || failed=1; \
 	alone=$$(grep -rlF mark.alone tests --include='test_*.py'); \
-	$(BIN)/pytest -n $(ALONE_AT_ONCE) --dist worksteal --durations=20 -m "alone and not slow" $$alone || $(BIN)/pytest --last-failed -m "alone and not slow" $$alone || failed=1; \
-	wait $$beside || rest=1; cat $(VENV)/pure.log; \
-	[ -z "$$rest" ] || $(BIN)/pytest --last-failed $(PURE) || failed=1; \
+	$(BIN)/pytest -n $(ALONE_AT_ONCE) --dist worksteal --durations=20 -m "alone and not slow" $$alone \
+	  || { [ $$? = 1 ] && $(BIN)/pytest --last-failed -m "alone and not slow" $$alone; } || failed=1; \
+	wait $$beside; rest=$$?; cat $(VENV)/pure.log; \
+	[ $$rest = 0 ] || { [ $$rest = 1 ] && $(BIN)/pytest --last-failed $(PURE); } || failed=1; \
 	exit $$failed
 
 test-all: $(VENV)/tools $(VENV)/torch  ## all tests, the slow ones too, and more fuzzing

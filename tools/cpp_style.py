@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -91,9 +92,19 @@ def _tidy(lines: dict[str, list[tuple[int, int]]]) -> int:
         print(f"C++ is not looked through: there is no {lacking}")
         return 0
     only = json.dumps([{"name": path, "lines": runs} if runs else {"name": path} for path, runs in lines.items()])
-    command = [program, "--quiet", "-p", str(commands[-1].parent), "--warnings-as-errors=*", f"--line-filter={only}"]
-    ran = subprocess.run([*command, *(path for path in lines if path.endswith(".cpp"))], cwd=ROOT)
+    with tempfile.TemporaryDirectory() as folder:
+        kept = without_precompiled(commands[-1].read_text(encoding="utf-8"))
+        (Path(folder) / commands[-1].name).write_text(kept, encoding="utf-8")
+        command = [program, "--quiet", "-p", folder, "--warnings-as-errors=*", f"--line-filter={only}"]
+        ran = subprocess.run([*command, *(path for path in lines if path.endswith(".cpp"))], cwd=ROOT)
     return int(ran.returncode != 0)
+
+
+def without_precompiled(commands: str) -> str:
+    """The compile commands of a build without its precompiled headers, which another compiler wrote."""
+    return re.sub(
+        r" (?:(?:-Xclang )?-include(?:-pch)? (?:-Xclang )?[^ \"]*cmake_pch[^ \"]*|-Winvalid-pch)(?=[ \"])", "", commands
+    )
 
 
 def _output(command: list[str], root: Path) -> str:

@@ -71,6 +71,7 @@ def sampling_header() -> str:
         "// X(type, name, least, most): the settings that each row of a SamplingInput has, and their ranges, bounds",
         "// included.",
         "#pragma once",
+        "#include <cstdint>",
         "",
         "#define HOMENODE_SAMPLING_SETTINGS(X) \\",
     ]

@@ -3,6 +3,7 @@
 // X(type, name, least, most): the settings that each row of a SamplingInput has, and their ranges, bounds
 // included.
 #pragma once
+#include <cstdint>
 
 #define HOMENODE_SAMPLING_SETTINGS(X) \
   X(float, repetition_penalty, 0.001f, 1000.0f) \

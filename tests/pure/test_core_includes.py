@@ -1,4 +1,4 @@
-"""Each file that is compiled includes, itself or through headers of ours, what it uses of the standard library.
+"""Each file of the core includes, itself or through headers of ours, what it uses of the standard library.
 
 The compiler does not say so: it gets the headers of HOMENODE_PRECOMPILED in CMakeLists.txt with every file, which takes
 it half a second less.
@@ -16,6 +16,7 @@ from tests.paths import ROOT
 
 CORE = ROOT / "csrc"
 _OF_STD = {
+    "array": "array",
     "algorithm": (
         "sort|stable_sort|partial_sort|nth_element|min|max|clamp|min_element|max_element|copy|copy_n|fill|fill_n|find|"
         "find_if|any_of|all_of|none_of|lower_bound|upper_bound|binary_search|equal|reverse|remove|remove_if|count|"
@@ -26,12 +27,15 @@ _OF_STD = {
         "sqrt|exp|log|log2|pow|fabs|isnan|isfinite|isinf|floor|ceil|round|lround|lrint|nearbyint|tanh|erf|ldexp|trunc"
     ),
     "functional": "function|hash|less|greater|plus|ref",
+    "limits": "numeric_limits",
     "map": "map|multimap",
     "memory": "unique_ptr|shared_ptr|weak_ptr|make_unique|make_shared",
     "mutex": "mutex|lock_guard|unique_lock|scoped_lock|once_flag|call_once",
     "optional": "optional|nullopt",
     "span": "span",
     "string": "string|to_string",
+    "unordered_map": "unordered_map",
+    "utility": "pair|move|forward|swap|exchange",
     "vector": "vector",
 }
 USES = {header: re.compile(rf"\bstd::(?:ranges::)?(?:{names})\b") for header, names in _OF_STD.items()} | {
@@ -58,15 +62,15 @@ def forgotten(path: Path) -> list[str]:
 
 
 def test_every_file_includes_what_it_uses() -> None:
-    files = sorted(CORE.rglob("*.cpp"))
-    assert len(files) > 120
+    files = sorted([*CORE.rglob("*.cpp"), *CORE.rglob("*.h")])
+    assert len(files) > 200
     found = {path.relative_to(CORE).as_posix(): headers for path in files if (headers := forgotten(path))}
     assert not found, f"standard headers that are used and not included: {found}"
 
 
 def test_all_that_is_precompiled_is_looked_for() -> None:
     (headers,) = re.findall(r"set\(HOMENODE_PRECOMPILED (.*)\)", (ROOT / "CMakeLists.txt").read_text(encoding="utf-8"))
-    assert set(re.findall(r"<(\w+)>", headers)) == USES.keys()
+    assert set(re.findall(r"<(\w+)>", headers)) <= USES.keys()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import re
 import subprocess
 import tomllib
@@ -15,7 +16,7 @@ import yaml
 
 from homenode.cli.main import cli
 from tests.paths import ROOT
-from tools.cpp_style import changed_lines, find_program, format_lines
+from tools.cpp_style import changed_lines, find_program, format_lines, without_precompiled
 
 TEMPLATES = ROOT / ".github/ISSUE_TEMPLATE"
 FORMS = ("bug.yml", "feature.yml")
@@ -151,6 +152,21 @@ def test_only_changed_lines_are_put_into_style(tmp_path: Path) -> None:
     assert format_lines(program, tmp_path, lines, fix=True) == ["a.cpp"]
     assert source.read_text() == "int  old(  ) { return 1; }\n\nint changed() { return 2; }\n"
     assert format_lines(program, tmp_path, {"a.cpp": [(3, 3)]}, fix=False) == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "-Winvalid-pch -include /b/CMakeFiles/core.dir/cmake_pch.hxx ",
+        "-Winvalid-pch -Xclang -include-pch -Xclang /b/cmake_pch.hxx.pch -Xclang -include -Xclang /b/cmake_pch.hxx ",
+    ],
+)
+def test_what_is_looked_through_has_no_precompiled_headers(given: str) -> None:
+    """Those of another compiler cannot be read."""
+    command = "c++ -I csrc -include own.h {}-O2 -c csrc/kv/cache.cpp"
+    built = json.dumps([{"directory": "/b", "command": command.format(given), "file": "csrc/kv/cache.cpp"}])
+    (entry,) = json.loads(without_precompiled(built))
+    assert entry["command"] == command.format("")
 
 
 def test_the_style_of_cpp_is_valid() -> None:

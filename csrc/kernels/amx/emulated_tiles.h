@@ -1,6 +1,7 @@
 // The functions of tiles.h in plain C++, after the operation sections of Intel's manual. What the processor would
 // refuse ends the program.
 #pragma once
+#include <cstdint>
 
 namespace homenode {
 

@@ -1,6 +1,7 @@
 // What all levels build from Lanes: the exponential, and parts of a vector. Include one of scalar.h, avx2.h, avx512.h,
 // neon.h first.
 #pragma once
+#include <cstdint>
 
 namespace homenode {
 namespace {

@@ -128,9 +128,8 @@ class _PathEndpoint:
 def _endpoint(state: ServerState, operation: Operation, api: Api) -> Endpoint[ServerState]:
     if not state.models.changes:
         return Endpoint(state, operation.handler, admits=operation.admits)
-    from homenode.server.core.several_models.leasing_endpoint import (
-        LeasingEndpoint,  # a server of one model starts sooner without
-    )
+    # A server of one model starts sooner without.
+    from homenode.server.core.several_models.leasing_endpoint import LeasingEndpoint
 
     return LeasingEndpoint(state, operation, api)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from homenode.compute.ops import FloatArray
+from homenode.errors import UnsupportedError
 from homenode.model.pictures.family import Pixels
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ CLIP: Usual = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27
 HALF: Usual = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 IMAGENET: Usual = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BILINEAR, BICUBIC, LANCZOS = 2, 3, 1  # as pillow numbers its filters
+MOST_TILES: Final = 256  # of a picture
 _STEEPEST = 200  # of the sides of a picture
 
 
@@ -114,7 +116,9 @@ def best_grid(height: int, width: int, area: int, grids: Sequence[tuple[int, int
 
 
 def tile_grids(least: int, most: int) -> list[tuple[int, int]]:
-    """Columns and rows of grids of so many tiles."""
+    """Columns and rows of grids of so many tiles. UnsupportedError for more than any model has."""
+    if not 1 <= most <= MOST_TILES:
+        raise UnsupportedError(f"images in up to {most} tiles are not supported; 1 to {MOST_TILES} are")
     grids = [(c, r) for c in range(1, most + 1) for r in range(1, most + 1) if least <= c * r <= most]
     return sorted(grids, key=lambda grid: grid[0] * grid[1])
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from homenode.compute.ops import FloatArray, KvCache, Ops, ScoreRule, Tensor
-from homenode.errors import CheckpointError
+from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
 from homenode.model.pictures import pixels
@@ -27,6 +27,7 @@ _PUBLISHED = {"width": "hidden_size", "heads": "num_attention_heads", "layers": 
 _GLOBAL = (2, 5, 8, 11)
 _WINDOW = 14
 _MOST_WINDOW = 64
+_MOST_PATCHES = 256  # of a side of a picture
 _NORM = BlockForm(1, 1)  # of norms
 _LAYER = {"norm1": "norm1", "qkv": "attn.qkv", "o": "attn.proj", "norm2": "norm2", "up": "mlp.lin1", "down": "mlp.lin2"}
 GGUF_NAMES = {
@@ -82,6 +83,12 @@ class SamTower:
         self.patch = sam.integer("patch_size", 16, maximum=limits.MOST_HIDDEN)
         self._table: FloatArray | None = None
         self._distances: list[_Distances] = []
+
+    def check_side(self, side: int) -> None:
+        """UnsupportedError for a side of a picture that makes no patch, or more than memory is there for."""
+        if not 1 <= side // self.patch <= _MOST_PATCHES:
+            text = f"images of {side} pixels a side in patches of {self.patch} are not supported"
+            raise UnsupportedError(f"{text}; 1 to {_MOST_PATCHES} patches a side are")
 
     def side_rows(self, side: int) -> int:
         """The rows of a side of a square picture, and as many columns."""

@@ -17,6 +17,7 @@ from homenode.model.pictures.blocks import BlockForm, block, normed
 from homenode.model.pictures.tower import Tower
 from homenode.model.pictures.vision_config import activation_of, layers_of
 
+_LARGEST = 1 << 16  # pixels
 _LAYER = {
     "norm1": "layer_norm1",
     "q": "self_attn.q_proj",
@@ -159,5 +160,7 @@ def side_of(vision: Fields, key: str, usual: int) -> int:
     """A length that is a number, or two of them."""
     value = vision.value(key)
     if isinstance(value, list) and value and isinstance(value[0], int):
+        if not 1 <= value[0] <= _LARGEST:
+            raise vision.wrong(key, value, f"lengths from 1 to {_LARGEST}")
         return value[0]
     return vision.integer(key, usual)

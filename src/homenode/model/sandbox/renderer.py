@@ -116,19 +116,18 @@ class _Pool:
                     renderer.process.end()
                     self._count -= 1
                 now = time.monotonic()
-                waited = now - since
+                waited = now - since - (self._seconds_of_starts(now) - starts_s)
                 if self._count == 0 or (waited >= _ANOTHER_AFTER_S and self._count < _MOST_PROCESSES):
                     self._count += 1
                     return None
-                left = wait_s - waited + self._seconds_of_starts(now) - starts_s
+                left = wait_s - waited
                 if left <= 0:
                     raise OverloadedError(
                         f"the chat template is busy with {self._count} others; this conversation waited {wait_s:g} s",
                         retry_after_s=wait_s,
                     )
-                self._changed.wait(
-                    _ANOTHER_AFTER_S - waited if self._count < _MOST_PROCESSES else max(left, _LOOKS_AFTER_S)
-                )
+                until = _ANOTHER_AFTER_S - waited if self._count < _MOST_PROCESSES else left
+                self._changed.wait(max(until, _LOOKS_AFTER_S))
 
     def _new(self) -> _Renderer:
         try:

@@ -48,6 +48,9 @@ def picture_work(path: Path, ready: EngineReady, asked: ServedModelConfig) -> Me
     except HomenodeError as error:
         _LOG.warning("this model sees, but images are refused: %s", error.message)
         return None
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of a figure of some type nobody expects
+        _LOG.warning("this model sees, but images are refused: what its files say of them cannot be read: %r", error)
+        return None
     if not ready.row_columns:
         if mmproj:
             _LOG.warning("images are refused: %s was found beside the model, and does not fit it", mmproj)

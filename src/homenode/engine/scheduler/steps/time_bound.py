@@ -33,11 +33,6 @@ class TimeBound:
         self._costs, self._limit, self._whole = costs, limit, whole
         self._kept = 0.0
 
-    @property
-    def spent(self) -> bool:
-        """No prompt at all may be in this step."""
-        return self._limit <= 0.0
-
     def left(self, decodes: StepLoad, prompts: StepLoad) -> float:
         """Return the seconds that are left beside what the step has."""
         return max(0.0, self._limit - self._costs.seconds(decodes, prompts))

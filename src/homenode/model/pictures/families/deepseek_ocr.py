@@ -45,7 +45,7 @@ _LAYER = {
 }
 _PUBLISHED = {"width": "hidden_size", "heads": "num_attention_heads", "layers": "num_hidden_layers"}
 _GREY = (127, 127, 127)
-_LARGEST, _MOST_TILES = 4096, 256
+_LARGEST = 4096  # pixels of a side
 _LARGEST_STRETCHED = 640  # of pictures that are never cut
 
 
@@ -72,7 +72,7 @@ class TiledViews:
         else:
             tiles = [pixels.pixels_of(pixels.in_square(picture, side, self._resample, self._colour))]
         rows, columns = 0, 0
-        if self.cuts and max(original) > tile:
+        if self.cuts and self._grids and max(original) > tile:
             columns, rows = pixels.best_grid(*original, tile * tile, self._grids)
             cut = pixels.resized(picture, rows * tile, columns * tile, self._resample)
             tiles += pixels.square_tiles(cut, rows, columns, (tile, tile))
@@ -97,6 +97,8 @@ class DeepseekOcr:
         self.layers = layers_of(clip, 24)
         processor = {**config.whole, **config.processor}
         self.views = TiledViews(processor, 640, 9)
+        for side in (self.views.side, self.views.tile):
+            self.sam.check_side(side)
         self._stretches = int(processor.get("maximum_pad_value") or _LARGEST_STRETCHED)
         self._normalisation = pixels.Normalisation.read(processor, pixels.HALF)
         self._table: FloatArray | None = None
@@ -190,8 +192,8 @@ def view_figures(file: Mmproj, most: int) -> dict[str, Any]:
     side = vision.integer("preproc_image_size", 1024, maximum=_LARGEST)
     return {
         "size": {"height": side, "width": side},
-        "min_patches": vision.integer("preproc_min_tiles", 2, maximum=_MOST_TILES),
-        "max_patches": vision.integer("preproc_max_tiles", most, maximum=_MOST_TILES),
+        "min_patches": vision.integer("preproc_min_tiles", 2, maximum=pixels.MOST_TILES),
+        "max_patches": vision.integer("preproc_max_tiles", most, maximum=pixels.MOST_TILES),
     }
 
 

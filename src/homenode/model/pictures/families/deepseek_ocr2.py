@@ -75,6 +75,8 @@ class DeepseekOcr2:
         self.layers, self.theta = layers_of(layers, 32), rope_theta(layers, 1e6)
         processor = {**config.whole, **config.processor}
         self.views = TiledViews(processor, 768, 6)
+        for side in (self.views.side, self.views.tile):
+            self.sam.check_side(side)
         self._normalisation = pixels.Normalisation.read(processor, pixels.HALF)
         self._queries: list[FloatArray] = []
         self._end: FloatArray | None = None

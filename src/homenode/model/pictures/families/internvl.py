@@ -89,6 +89,7 @@ _PUBLISHED = _Names(
     ("mlp1.", {"norm": "0", "up": "1", "down": "3"}),
 )
 _BEGIN, _END = "<img>", "</img>"
+_EXACT = 1e-3  # of a ratio, relative
 
 
 class InternVl:
@@ -108,12 +109,18 @@ class InternVl:
         self.layers = layers_of(vision, 24)
         self.image, self.patch = side_of(vision, "image_size", 448), side_of(vision, "patch_size", 14)
         self._norms = vision.boolean("use_qk_norm", False)
-        self.merge = round(1 / fields.number("downsample_ratio", 0.5))
-        self._rows = config.whole.get("image_seq_length") or fields.integer("image_seq_length", 256)
+        ratio = fields.number("downsample_ratio", 0.5)
+        self.merge = round(1 / ratio) if ratio > 0.0 else 0
+        if self.merge < 1 or abs(self.merge * ratio - 1.0) > _EXACT:
+            raise fields.wrong("downsample_ratio", ratio, "one half, one third and so on")
+        self._rows = (self.image // self.patch // self.merge) ** 2  # of a tile
         self._cuts = bool(processor.get("crop_to_patches", False))
-        self._tiles = int(processor.get("min_patches", 1)), int(processor.get("max_patches", 12))
+        self._grids = pixels.tile_grids(int(processor.get("min_patches", 1)), int(processor.get("max_patches", 12)))
         size = processor.get("size")
-        self._tile = (pixels.fields_of(size, ("height",), 384), pixels.fields_of(size, ("width",), 384))
+        high, wide = (pixels.fields_of(size, (key,), 384) for key in ("height", "width"))
+        self._tile = high, wide
+        if self._tile != (self.image, self.image):
+            raise UnsupportedError(f"tiles of {high} x {wide} pixels before a tower of {self.image} are not supported")
         self._resample = int(processor.get("resample", pixels.BICUBIC))
         self._normalisation = pixels.Normalisation.read(processor, pixels.CLIP)
         self._activation = activation_of(fields, "gelu", "projector_hidden_act")
@@ -123,8 +130,8 @@ class InternVl:
         """See `PictureFamily`."""
         original, (high, wide) = (picture.height, picture.width), self._tile
         rows, columns = 1, 1
-        if self._cuts and self._tiles[1] > 1:
-            columns, rows = pixels.best_grid(*original, high * wide, pixels.tile_grids(*self._tiles))
+        if self._cuts and len(self._grids) > 1:
+            columns, rows = pixels.best_grid(*original, high * wide, self._grids)
         whole = pixels.resized(picture, high * rows, wide * columns, self._resample)
         tiles = pixels.square_tiles(whole, rows, columns, self._tile)
         if len(tiles) > 1:
@@ -203,7 +210,6 @@ def _gguf_config(file: Mmproj) -> tuple[dict[str, Any], dict[str, Any], dict[str
         "architectures": ["InternVLForConditionalGeneration"],
         "vision_config": tower,
         "downsample_ratio": 1 / merge,
-        "image_seq_length": (side // file.vision.integer("patch_size") // merge) ** 2,
         "image_token_id": file.token("<IMG_CONTEXT>"),
     }
     tiles = {"min_patches": file.vision.integer("preproc_min_tiles", 1), "crop_to_patches": True}

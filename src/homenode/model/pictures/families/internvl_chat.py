@@ -35,14 +35,12 @@ def _as_in_transformers(config: PictureConfig) -> PictureConfig:
     if fields.boolean("dynamic_image_size", True) and not fields.boolean("use_thumbnail", True):
         raise UnsupportedError("images of InternVL in tiles without the whole (use_thumbnail) are not supported")
     side = fields.integer("force_image_size", side_of(vision, "image_size", 448))
-    ratio = fields.number("downsample_ratio", 0.5)
     tower = dict(raw.get("vision_config") or {})
     tower["use_qk_norm"] = vision.boolean("qk_normalization", False)
     tokens = config.whole.get("tokens")
     raw |= {
         "vision_config": tower,
         "image_token_id": tokens.get(CONTEXT, 0) if isinstance(tokens, dict) else 0,
-        "image_seq_length": int(side // side_of(vision, "patch_size", 14) * ratio) ** 2,
     }
     means = dict(zip(("image_mean", "image_std"), pixels.IMAGENET, strict=True))
     processor = {
