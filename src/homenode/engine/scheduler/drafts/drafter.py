@@ -21,7 +21,7 @@ from homenode.engine.scheduler.steps.step_costs import StepCosts
 from homenode.engine.scheduler.steps.step_load import NO_LOAD, MeasuredStep, StepLoad
 from homenode.engine.scheduler.steps.time_bound import FIRST_PIECE
 
-BESIDE_PROMPTS: Final = 1 / 8  # of what the decodes of a step leave to prompts, the share of guesses
+BESIDE_PROMPTS: Final = 1 / 16  # of what the decodes of a step leave to prompts, the share of guesses
 
 
 class Drafter(Protocol):
