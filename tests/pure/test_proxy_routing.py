@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from homenode.server.proxy import routing
 from homenode.server.proxy.breaker import LONGEST_PAUSE_S, CircuitBreaker
 from homenode.server.proxy.instances import Instance, Role, Sight, obstacle
 from homenode.server.proxy.routing import TRY_AGAIN, ChosenRoute, LoadTable, Prompt, RouteTarget
@@ -318,6 +319,40 @@ def test_a_try_that_taught_nothing_is_made_again_but_not_at_once() -> None:
         else:
             _answered(loads, Q, Prompt(100), 0.1)
     assert 4 < tries <= 8
+
+
+def test_what_was_learned_lapses_where_nothing_tells_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "LAPSES_AFTER", 1000)
+    loads, whole = LoadTable(KEY), Prompt(100, stream=False)
+    for _ in range(8):
+        for server, seconds in ((P, 2.0), (Q, 0.1)):
+            _answered(loads, server, Prompt(100), seconds)
+    assert _slow(loads) == [True, False]
+
+    def share(count: int) -> float:
+        chosen = []
+        for _ in range(count):
+            choice = loads.choose(whole, [], [P, Q], fits)
+            assert choice is not None
+            loads.end(loads.begin(choice.decoder, whole))
+            chosen.append(choice.decoder is P)
+        return sum(chosen) / count
+
+    assert share(200) == 0.0
+    share(1000)
+    assert share(200) > 0.4
+
+
+def test_a_short_prompt_that_overtakes_a_long_one_makes_nobody_fast() -> None:
+    """How much of the long one was done with when it came is not known."""
+    loads, long = LoadTable(KEY), Prompt(10_000)
+    for server in (P, Q, P, Q, P, Q):
+        _answered(loads, server, long, 10.0)
+    ahead = loads.begin(Q, long)
+    _answered(loads, Q, Prompt(100), 0.2)
+    loads.end(ahead)
+    _answered(loads, P, long, 10.0)
+    assert _slow(loads) == [False, False]
 
 
 def test_a_slow_server_keeps_no_prompts_for_the_little_that_they_lack() -> None:

@@ -103,7 +103,7 @@ async def _answer(state: ProxyState, request: Request, body: bytes) -> UpstreamA
     model = request.path_params.get("model") or model_in(body)
     deadline = time.monotonic() + state.config.idle_timeout
     for _ in range(state.config.decode_tries):
-        choice = state.choose(Prompt(0), Choose(False, frozenset(), failed, True, 0.0), model=model)
+        choice = state.choose(Prompt(0, told=False), Choose(False, frozenset(), failed, True, 0.0), model=model)
         if choice is None:
             break
         decoder = choice.decoder.server

@@ -29,6 +29,7 @@ from homenode.server.proxy.speed import ServerSpeed, WorkKind, work_of
 BLOCK_TOKENS = 64
 REMEMBERED_BLOCKS = 1 << 15  # of each server
 TRY_AGAIN = 256  # requests to servers of its part since a slow one had any, so that it is no 99th percentile
+LAPSES_AFTER = 64 * TRY_AGAIN  # requests of any kind, after which what was learned of a speed counts no more
 _HANDED_OVER = 1 / 16  # of the work of computing a token
 
 
@@ -69,13 +70,14 @@ class ChosenRoute:
 class TargetLoad:
     """The work that one target has, and what its prefix cache probably holds. `engines`: how many share the work.
     `unanswered`: the requests that wait there. `sent`: the number of the last request by model, among those to all that
-    tell something.
+    tell something. `learned_at`: how many there were of the model to all, of any kind, when its speed was learned.
     """
 
     prefixes: Prefixes = field(default_factory=lambda: Prefixes(REMEMBERED_BLOCKS))
     speed: ServerSpeed = field(default_factory=ServerSpeed)
     unanswered: set[RoutedLoad] = field(default_factory=set)
     sent: dict[str, int] = field(default_factory=dict)
+    learned_at: dict[str, int] = field(default_factory=dict)
     requests: int = 0
     waiting: float = 0.0
     given: int = 0
@@ -113,6 +115,7 @@ class LoadTable:
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     _loads: dict[RouteTarget, TargetLoad] = field(default_factory=dict)
     _sent: Counter[tuple[str, bool]] = field(default_factory=Counter)  # by model, and whether to prefill servers
+    _all: Counter[tuple[str, bool]] = field(default_factory=Counter)  # those that tell nothing, too
 
     def prompt(self, units: Sequence[int], tokens: int, salt: str, *, told: bool = True, stream: bool = True) -> Prompt:
         """`units`: token ids, or numbers that stand for pieces of text, from the beginning; `tokens`: of the whole
@@ -170,6 +173,8 @@ class LoadTable:
         share = _HANDED_OVER if kind is WorkKind.HANDED_OVER else 1.0
         ahead = self._cost(target, prompt, share)[0] + SEQUENCE_TOKENS
         held = self._match(target, prompt) * share
+        if model is not None:
+            self._all[model, kind is WorkKind.PREFILL] += 1
         model, begins = model if prompt.told else None, prompt.stream or kind is WorkKind.PREFILL
         entry = RoutedLoad(
             load,
@@ -179,7 +184,7 @@ class LoadTable:
             model=model,
             begins=begins,
             ahead=ahead,
-            least=ahead - sum(each.waiting for each in load.unanswered if not each.begins) / load.engines,
+            least=ahead - sum(each.waiting for each in load.unanswered) / load.engines,  # which may be nearly done
             most=ahead + held + sum(each.held for each in load.unanswered) / load.engines,
             alike=all(each.model == model for each in load.unanswered),
             afresh=self._is_due(load, model, kind is WorkKind.PREFILL),
@@ -198,7 +203,8 @@ class LoadTable:
             return
         entry.learned = True
         work = work_of(entry.model, entry.kind, entry.ahead)
-        entry.load.speed.learn(work, entry.least, entry.most, seconds, afresh=entry.afresh)
+        if entry.load.speed.learn(work, entry.least, entry.most, seconds, afresh=entry.afresh):
+            entry.load.learned_at[entry.model] = self._all[entry.model, entry.kind is WorkKind.PREFILL]
 
     def answered(self, entry: RoutedLoad) -> None:
         """Its prompt is done with."""
@@ -267,6 +273,8 @@ class LoadTable:
             model = model_at(target)
             if model is None or (tells and self._is_due(load, model, prefill)):
                 return 1.0
+            if self._all[model, prefill] - load.learned_at.get(model, 0) >= LAPSES_AFTER:
+                return 1.0  # where nothing is told of it any more, it may have recovered
             return load.speed.slowness(speeds, model)
 
         return {target: times(target, load) for target, load in loads.items()}

@@ -48,22 +48,23 @@ class ServerSpeed:
         """Return the models of which anything is known."""
         return self._last.keys()
 
-    def learn(self, work: Work, least: float, most: float, seconds: float, *, afresh: bool = False) -> None:
+    def learn(self, work: Work, least: float, most: float, seconds: float, *, afresh: bool = False) -> bool:
         """Take in that work of `least` to `most` tokens took so many seconds: of all that a token may have taken, what
         is nearest to what was known. Bounds far apart around that tell nothing. `afresh`: what was before counts no
-        more.
+        more. Return whether it told anything.
         """
         if work[0] not in self._begun:
             self._begun.add(work[0])
-            return
+            return False
         low, high = (math.log(max(seconds, SHORTEST_S) / max(tokens, 1.0)) for tokens in (most, least))
         before = self._seconds.get(work)
         if high - low > _NARROW and (before is None or low <= before <= high):
-            return
+            return False
         before = (low + high) / 2 if before is None else before
         now = min(max(before, low), high)
         self._seconds[work] = now if afresh else before + _WEIGHT * (now - before)
         self._last[work[0]] = work
+        return True
 
     def slowness(self, others: Iterable[ServerSpeed], model: str) -> float:
         """How many times as long as the fastest of others it took for the work of a model that it did last, from SLOW
