@@ -83,10 +83,10 @@ check: $(VENV)/tools  ## style, types and import contracts; of C++ the lines tha
 
 # Side by side, and then what has to be alone. One thread for each library. A part of the former waits, so there is one
 # process more than CPUs. The latter wait for most of their time, for deadlines and for processes that start: three at
-# once. What CPU time both leave is taken by tests/pure, which knows no short deadline, at a priority that gives it a tenth of a
-# CPU that others want: more would delay them, and with none it would not end beside another's work. What fails beside
-# another is decided alone; a run that ended otherwise than with failures (1) has failed, as nobody knows what it did not
-# run.
+# once. What CPU time both leave is taken by tests/pure, which knows no short deadline, at a priority that gives it a
+# tenth of a CPU that others want: more would delay them, and with none it would not end beside another's work. What
+# fails beside another is decided alone; a run that ended otherwise than with failures (1) has failed, as nobody knows
+# what it did not run.
 test: $(VENV)/tools $(VENV)/torch  ## all tests that take seconds each
 	@echo "running the tests that take seconds each: about 15 minutes on two CPUs, less on more; make test-all runs the slow ones as well"
 	@echo "those of tests/pure run beside all others, their output follows at the end"

@@ -87,7 +87,7 @@ def _repeated(act: Callable[[], None], every_s: float = 0.0) -> Iterator[None]:
         try:
             while not over.wait(every_s):
                 act()
-        except Exception as error:
+        except Exception as error:  # raised behind `join`, as a thread's own is lost
             failures.append(error)
 
     act()
