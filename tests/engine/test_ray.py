@@ -66,10 +66,11 @@ def cluster_of(hosts: int, monkeypatch: pytest.MonkeyPatch, cpus: int = 1) -> It
     import ray
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    here = {"node_ip_address": "127.0.0.2"}  # Ray takes an address of the network in place of 127.0.0.1
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **here})
     try:
         for _ in range(hosts):
-            cluster.add_node(num_cpus=cpus, resources={"numa_node": cpus})
+            cluster.add_node(num_cpus=cpus, resources={"numa_node": cpus}, **here)
         yield cluster
     finally:
         ray.shutdown()

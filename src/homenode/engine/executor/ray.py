@@ -42,6 +42,8 @@ _OTHER_ENGINES_S = 20.0  # for those of the same service to have found theirs
 _MOVES = 5
 _TAKEN = ("CREATED", "RESCHEDULING")  # states of groups that have hosts
 _NODE = "numa_node"
+# Of a cluster made here. Ray takes an address of the network in place of 127.0.0.1, and steps would go over it.
+_LOOPBACK = "127.0.0.2"
 
 
 def run_worker(arguments: list[str], credentials: str, level: str | None = None) -> str:
@@ -156,7 +158,7 @@ class RayLauncher:
                 self._ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, namespace="homenode")
             else:
                 needed = int(sum(_resources(plan)["CPU"] for plan in workers))
-                self._ray.init(address="local", num_cpus=needed, _node_ip_address="127.0.0.1", **options)
+                self._ray.init(address="local", num_cpus=needed, _node_ip_address=_LOOPBACK, **options)
         except Exception as error:  # whatever Ray raises for a cluster it cannot reach or start
             raise HostError(f"--executor ray: no cluster at {address or 'this host'}: {error}") from error
 
