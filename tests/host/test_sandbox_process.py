@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.errors import HomenodeError, HostError, OverloadedError, UserError
+from homenode.errors import CapacityError, HomenodeError, HostError, OverloadedError, UserError
 from homenode.model.sandbox.process import SandboxProcess
 from homenode.model.sandbox.renderer import TemplateRenderer
 from homenode.model.sandbox.template_process import MEMORY_BYTES
@@ -76,7 +76,7 @@ def test_a_rendering_without_end_is_ended_and_others_go_on(source: str) -> None:
     asking.start()
     assert [plain.render(HI) for _ in range(3)] == ["hi"] * 3
     asking.join(20)
-    assert [type(error) for error in errors] == [UserError]
+    assert [type(error) for error in errors] == [CapacityError]
     assert "within 1 s (--chat-template-timeout)" in errors[0].message
     assert plain.render(HI) == "hi"
     assert before - children() == before  # the process that did not come back has been ended
@@ -111,7 +111,7 @@ def test_who_waits_too_long_is_told_to_come_again() -> None:
     for thread in asking:
         thread.join(30)
     assert len(kinds) == 12
-    assert set(kinds) == {UserError, OverloadedError}
+    assert set(kinds) == {CapacityError, OverloadedError}
 
 
 @pytest.mark.alone

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from homenode.chat.sent_texts import SentText, texts_left_out
-from homenode.errors import UserError
+from homenode.errors import CapacityError, UserError
 
 Messages = list[dict[str, Any]]
 Tools = list[dict[str, Any]] | None
@@ -65,6 +65,10 @@ class _Trial:
         """Nothing is missing that could be shown."""
         return self.missing == (False, 0)
 
+    def lacks_all(self, sent: Sequence[SentText]) -> bool:
+        """Return whether there is no prompt, or one that shows nothing of what was sent."""
+        return self.error is not None or (bool(sent) and len(self.lost) == len(sent))
+
 
 def render_whole(
     render: Render,
@@ -75,9 +79,10 @@ def render_whole(
 ) -> RenderedPrompt:
     """The rendering of `given`, or of a rearrangement of it that shows more of what was sent.
 
-    `render` raises UserError where a template refuses or fails. The first of `rearrangements` that shows more is kept,
-    the next ones are tried on top of it, and two at once where none shows anything by itself. `goes_on`: whether there
-    is time for one more rendering. Raises the first UserError where no arrangement is rendered.
+    `render` raises UserError where a template refuses or fails, CapacityError where it goes over a limit, behind which
+    nothing more is tried. The first of `rearrangements` that shows more is kept, the next ones are tried on top of it,
+    and two at once where none shows anything by itself. `goes_on`: whether there is time for one more rendering.
+    Raises the first UserError where no arrangement is rendered, or the only ones show nothing of what was sent.
     """
     trials = _Renderings(render, sent, goes_on)
     best = first = trials.of(given)
@@ -93,8 +98,8 @@ def render_whole(
             continue  # where texts are joined, which an image cannot be
         if changed != best.given and (found := trials.of(changed)).missing < best.missing:
             best = found
-    if best.error is not None:
-        raise first.error or best.error
+    if first.error is not None and best.lacks_all(sent):
+        raise first.error
     return RenderedPrompt(best.text, tuple({each.name: each for each in best.lost}.values()))
 
 
@@ -124,7 +129,8 @@ class _Renderings:
     @property
     def open(self) -> bool:
         """Return whether one more may be rendered."""
-        return self._left > 0 and self._goes_on()
+        over_a_limit = any(isinstance(trial.error, CapacityError) for trial in self._seen)
+        return self._left > 0 and not over_a_limit and self._goes_on()
 
     def of(self, given: Arrangement) -> _Trial:
         """The rendering of an arrangement, from memory where it was rendered before."""

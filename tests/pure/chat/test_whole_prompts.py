@@ -18,7 +18,7 @@ from homenode.chat.choice import choose
 from homenode.chat.conversation_prompt import TemplateConversation, conversation_prompt
 from homenode.chat.sent_texts import SentText, sent_texts, texts_left_out
 from homenode.chat.whole_prompt import Arrangement, RenderedPrompt, render_whole
-from homenode.errors import UserError
+from homenode.errors import CapacityError, UserError
 from homenode.model.sandbox.renderer import TemplateRenderer
 from homenode.model.tokenizer.chat import ChatTemplate
 from homenode.model.tokenizer.template_traits import TemplateTraits, read_traits
@@ -202,6 +202,27 @@ def test_what_no_arrangement_shows_is_named_once_and_the_first_refusal_is_told()
 
     with pytest.raises(UserError, match="refused None"):
         render_whole(refuse, Arrangement([]), sent, [lambda given: Arrangement(given.messages, [])])
+
+
+@pytest.mark.parametrize("kind", [CapacityError, UserError])
+def test_a_prompt_that_shows_nothing_is_none(kind: type[UserError]) -> None:
+    """An arrangement without the words renders where they were too much for the template."""
+    rendered: list[Any] = []
+
+    def render(messages: Any, tools: Any) -> str:
+        rendered.append(messages)
+        if messages[0]["content"]:
+            raise kind("no")
+        return "0"
+
+    given = Arrangement([{"role": "user", "content": "Hi"}])
+    with pytest.raises(kind, match="no"):
+        render_whole(render, given, [SentText("messages.user", "Hi")], [_emptied])
+    assert len(rendered) == (1 if kind is CapacityError else 2), "behind a limit nothing more is tried"
+
+
+def _emptied(given: Arrangement) -> Arrangement:
+    return Arrangement([{**message, "content": ""} for message in given.messages], given.tools)
 
 
 def test_renderings_are_bounded() -> None:

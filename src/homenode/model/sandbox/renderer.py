@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from homenode.errors import CheckpointError, OverloadedError, UserError
+from homenode.errors import CapacityError, CheckpointError, OverloadedError, UserError
 from homenode.model.sandbox.failure import Failure
 from homenode.model.sandbox.frames import SandboxFrameError, encode
 from homenode.model.sandbox.process import ProcessLostError, SandboxProcess
@@ -22,6 +22,7 @@ _ANOTHER_AFTER_S = 0.2  # a rendering waits so long for a process before one mor
 _LOOKS_AFTER_S = 0.05
 _LEAST_LIMIT = 1 << 20  # characters that any rendering may give
 _REMEDY = "give another with --chat-template"
+_LIMITS = (Failure.MEMORY, Failure.LENGTH)
 _TIMES_INPUT = 8  # and so many times as much as what it is made of
 
 
@@ -190,8 +191,9 @@ class TemplateRenderer:
     def render(self, source: str, values: Mapping[str, Any]) -> str:
         """The text of template `source` for `values`, which must be what JSON can say.
 
-        Raises UserError when the template refuses the values, fails on them or goes over a limit; OverloadedError
-        when no process is free for as long as one rendering may take; HostError when none can be started.
+        Raises UserError when the template refuses the values or fails on them, CapacityError when it goes over a
+        limit; OverloadedError when no process is free for as long as one rendering may take; HostError when none can
+        be started.
         """
         try:
             body = encode(dict(values))
@@ -202,16 +204,17 @@ class TemplateRenderer:
         try:
             answer = self._rendered(source, body)
         except TimeoutError:
-            raise _failed(
+            raise _over_a_limit(
                 f"did not come to an end on this conversation within {self.timeout_s:g} s (--chat-template-timeout)"
             ) from None
         except ProcessLostError as error:
-            raise _failed(f"fails on this conversation: the process that renders it was lost, {error}") from None
+            raise _over_a_limit(f"fails on this conversation: the process that renders it was lost, {error}") from None
         if isinstance(text := answer.get("text"), str):
             return text
         if answer.get("failure") == Failure.REFUSED:
             raise _failed(f"refuses this conversation: {answer.get('message')}")
-        raise _failed(f"fails on this conversation: {answer.get('message')}")
+        failed = _over_a_limit if answer.get("failure") in _LIMITS else _failed
+        raise failed(f"fails on this conversation: {answer.get('message')}")
 
     def _rendered(self, source: str, body: bytes) -> dict[str, Any]:
         """The answer of a process. `body`: the values, as a frame holds them."""
@@ -242,3 +245,7 @@ class TemplateRenderer:
 
 def _failed(what: str) -> UserError:
     return UserError(f"the model's chat template {what}", param="messages")
+
+
+def _over_a_limit(what: str) -> CapacityError:
+    return CapacityError(f"the model's chat template {what}", param="messages")
