@@ -74,8 +74,8 @@ class EngineSpec:
         limits, drafter, costs = self.sizes.worker_limits(), None, StepCosts()
         drafts = replace(self.config.speculation.resolved(), lookup_min=0)  # no text is there to look anything up in
         if self.acceptance is not None and drafts.method != "off":
-            limits = msgspec.structs.replace(limits, max_drafted=drafts.most)
-            drafter = DraftChoice(drafts, costs, drafts.most)
+            limits = msgspec.structs.replace(limits, max_drafted=drafts.max_drafted)
+            drafter = DraftChoice(drafts, costs, drafts.max_drafted)
         scheduler = Scheduler(
             self.config.scheduler,
             self.config.kv,

@@ -136,7 +136,7 @@ def plan_drafting(
         own = parts[part.rank]
     layout = plan_model(drafting, backend, quantize=kept.quantize, dtype=kept.dtype, part=own)
     geometry = kv_geometry_of(drafting.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype, own)
-    blocks = -(-config.speculation.resolved().most // config.kv.block_size)
+    blocks = -(-config.speculation.resolved().max_drafted // config.kv.block_size)
     spare = blocks * min(config.scheduler.max_num_seqs, _SPARE_SEQUENCES)
     return DraftingPlan(own, layout, geometry, spare, step_bytes(config, drafting.spec))
 

@@ -120,7 +120,7 @@ class Speculation:
 
     method: Method
     model: str | None
-    most: int
+    max_drafted: int
     lookup_min: int
 
     @property

@@ -53,7 +53,7 @@ class DraftChoice(Drafter):
     @property
     def max_drafted(self) -> int:
         """Return how many tokens are drafted for one sequence in one step, at most."""
-        return self._speculation.most
+        return self._speculation.max_drafted
 
     @property
     def asks_workers(self) -> bool:
@@ -74,11 +74,11 @@ class DraftChoice(Drafter):
         found, first, asked = [], [], []
         for sequence in running:
             if (drafts := self._drafts_of(sequence)) is not None and not self._rests(sequence, drafts):
-                if sequence.expected and (chances := drafts.expected_chances(self._speculation.most)):
+                if sequence.expected and (chances := drafts.expected_chances(self._speculation.max_drafted)):
                     found.append(chances)
                     asked.append(drafts)
                     continue
-                drafted = drafts.drafted(1 + self._speculation.most)
+                drafted = drafts.drafted(1 + self._speculation.max_drafted)
                 if len(drafted.tokens) > 1:
                     found.append(drafts.chances(drafted)[1:])
                     asked.append(drafts)
@@ -87,7 +87,7 @@ class DraftChoice(Drafter):
             return False
         if self._named:
             return True
-        counts = self._best(len(running), found, len(found) * self._speculation.most, self._waits_s)
+        counts = self._best(len(running), found, len(found) * self._speculation.max_drafted, self._waits_s)
         for drafts, count in zip(asked, counts, strict=False):
             if count:
                 drafts.found_worth()
@@ -105,7 +105,7 @@ class DraftChoice(Drafter):
         for index, sequence in enumerate(decoding):
             if (drafts := self._drafts_of(sequence)) is None or self._rests(sequence, drafts):
                 continue
-            longest = min(self._speculation.most, sequence.last - len(sequence.tokens) - 1)
+            longest = min(self._speculation.max_drafted, sequence.last - len(sequence.tokens) - 1)
             if sequence.expected:
                 drafts.told(len(sequence.drafted))
             drafted = drafts.drafted(longest, sequence.drafted, sequence.forced_drafts)
@@ -138,7 +138,7 @@ class DraftChoice(Drafter):
         if not (self._by_workers or sequence.params.grammar) or (drafts := self._drafts_of(sequence)) is None:
             return 0
         if not self._by_workers:
-            return self._speculation.most if drafts.is_worth_asking() else 0
+            return self._speculation.max_drafted if drafts.is_worth_asking() else 0
         return max(self._depth(drafts, sequences), int(self._named))
 
     def prepare(self, sequence: Sequence, count: int) -> None:
@@ -217,8 +217,8 @@ class DraftChoice(Drafter):
 
     def _could_pay(self, sequences: int) -> bool:
         alone = self.rows.seconds(sequences)
-        most = sequences * (1 + self._speculation.most)
-        tried = {sequences + 1, sequences + self._speculation.most, 2 * sequences, most}
+        most = sequences * (1 + self._speculation.max_drafted)
+        tried = {sequences + 1, sequences + self._speculation.max_drafted, 2 * sequences, most}
         return any(rows * alone >= _MARGIN * sequences * self.rows.seconds(rows) for rows in tried if rows > sequences)
 
     def _depth(self, drafts: SequenceDrafts, sequences: int) -> int:
@@ -227,9 +227,9 @@ class DraftChoice(Drafter):
         """
         alone = self.rows.seconds(sequences)
         if alone <= 0.0:
-            return self._speculation.most
+            return self._speculation.max_drafted
         best, depth, tokens = _MARGIN / alone, 0, 1.0
-        for count, q in enumerate(drafts.model_chances(self._speculation.most), 1):
+        for count, q in enumerate(drafts.model_chances(self._speculation.max_drafted), 1):
             tokens += q
             seconds = self.rows.seconds(sequences * (1 + count)) + count * self._depth_s
             if (rate := tokens / max(seconds, alone)) > best:
