@@ -7,7 +7,8 @@ import statistics
 import pytest
 
 from homenode.engine.scheduler.events import Emit
-from homenode.engine.scheduler.order.fair_share import AGED_S, EQUAL_S, KeyShares
+from homenode.engine.scheduler.order.fair_share import AGED_S, EQUAL_S, RECENT_S, KeyShares
+from homenode.engine.scheduler.steps.time_bound import yielding_limit
 from homenode.engine.scheduler_config import SchedulerConfig
 from tests.pure.schedule_bench import Bench, limits_of
 
@@ -132,9 +133,30 @@ def test_a_flood_of_one_key_leaves_the_other_alone(lookahead: int) -> None:
             turn()
     # Up to two steps that were begun before it came, and readers of the crowd who go on in each of its own.
     step_s, readers_s = CONFIG.step_time / 1000, CONFIG.max_num_seqs * TOKEN_S
-    most = 2 * step_s + statistics.median(alone) * step_s / (step_s - readers_s)
+    most = 2 * yielding_limit(readers_s, step_s) + statistics.median(alone) * step_s / (step_s - readers_s)
     assert max(among) < most, (among, alone)
+    assert statistics.median(among) < 1.5 * statistics.median(alone)
     bench.run()
+
+
+def test_steps_are_short_while_another_key_asks_and_long_again_soon() -> None:
+    bench = bench_of(lookahead=0)
+    bench.submit(prompt(100), key="calm", max_tokens=1, ignore_eos=True)
+    bench.run()
+    spend(bench, "crowd", 2.0)
+    took: list[float] = []
+    asked = bench.now
+    bench.submit(prompt(40), key="calm", max_tokens=1, ignore_eos=True)
+    while bench.now < asked + RECENT_S + 3.0:
+        begun = bench.now
+        bench.submit(prompt(400), key="crowd", max_tokens=1, ignore_eos=True)
+        bench.fill()
+        assert bench.finish_step()
+        if begun > asked + 1.0:
+            took.append(bench.now - begun)
+    step_s = CONFIG.step_time / 1000
+    assert max(took[:3]) <= step_s / 4
+    assert max(took[-3:]) > step_s
 
 
 def test_a_full_queue_has_room_for_another_key() -> None:

@@ -11,11 +11,12 @@ from homenode.engine.scheduler.block_claims import BlockClaims
 from homenode.engine.scheduler.counters import SchedulerCounters
 from homenode.engine.scheduler.drafts.drafter import Drafter, drafts_room, plan_drafts, plan_expected
 from homenode.engine.scheduler.micro_batching import MicroBatching
+from homenode.engine.scheduler.order.fair_share import RECENT_S
 from homenode.engine.scheduler.order.prompt_turns import PASSED_SHARE, PromptTurns
 from homenode.engine.scheduler.sequence_lists import SequenceLists
 from homenode.engine.scheduler.steps.budget import StepPlan, prefill_count
 from homenode.engine.scheduler.steps.step_costs import StepCosts
-from homenode.engine.scheduler.steps.time_bound import TimeBound, time_limit
+from homenode.engine.scheduler.steps.time_bound import TimeBound, time_limit, yielding_limit
 from homenode.engine.scheduler_config import SchedulerConfig
 
 
@@ -89,15 +90,22 @@ class Planner:
         """
         if not self._step_s or not self._lists.num_awaited:
             return True
+        alone_s = self._costs.seconds(plan.answers)
         limit = time_limit(
-            self._costs.seconds(plan.answers),
+            alone_s,
             self._step_s,
             urgency=self._turns.urgency,
             answering=len(self._lists.running) > len(begun),
             in_flight_s=in_flight_s,
             stages=self._batching.stages,
         )
-        plan.bound = TimeBound(self._costs, limit, whole=not self._config.enable_chunked_prefill) if limit else None
+        if limit:
+            plan.bound = TimeBound(
+                self._costs,
+                limit,
+                whole=not self._config.enable_chunked_prefill,
+                yielding=yielding_limit(alone_s, self._step_s),
+            )
         return limit > 0.0
 
     def _planned_decodes(self, plan: StepPlan, stopped: list[Sequence]) -> list[Sequence]:
@@ -220,7 +228,12 @@ class Planner:
     def _prefill_count(self, sequence: Sequence, allocation: BlockAllocation, plan: StepPlan) -> int:
         config = self._config
         return prefill_count(
-            sequence, allocation, plan, max_tokens=config.max_num_batched_tokens, chunked=config.enable_chunked_prefill
+            sequence,
+            allocation,
+            plan,
+            max_tokens=config.max_num_batched_tokens,
+            chunked=config.enable_chunked_prefill,
+            yields=plan.bound is not None and self._lists.shares.yields(sequence.request.key, RECENT_S),
         )
 
     def _admit(

@@ -15,6 +15,7 @@ from homenode.engine.scheduler.steps.pending_steps import PendingStep
 
 EQUAL_S: Final = 0.25
 AGED_S: Final = 20.0  # who waits longer has a fourth of what prompts have, whatever its key has had
+RECENT_S: Final = 10.0  # behind its last request steps are still kept short for a key
 QUANTUM: Final = 256  # prompt tokens of a turn among equals
 _MINUTE_S = 60.0
 _BUCKET_S = 1.0  # in which costs are added up
@@ -92,10 +93,10 @@ class KeyShares:
         """Return whether `key` has had less than `other`, and so goes first."""
         return key != other and self.cost(key) + EQUAL_S < self.cost(other)
 
-    def yields(self, key: str) -> bool:
-        """Return whether some key that asked for something in the last minute is ahead of `key`."""
+    def yields(self, key: str, within_s: float = _MINUTE_S) -> bool:
+        """Return whether some key that asked for something within the last `within_s` is ahead of `key`."""
         if not self.several:
             return False
-        recent = (cost for cost in self._keys.values() if cost.last_used + _MINUTE_S > self.now)
+        recent = (cost for cost in self._keys.values() if cost.last_used + within_s > self.now)
         least = min((cost.seconds(self.now) for cost in recent), default=math.inf)
         return least + EQUAL_S < self.cost(key)

@@ -155,10 +155,16 @@ def rows_of(sequence: Sequence, allocation: BlockAllocation, count: int) -> int:
 
 
 def prefill_count(
-    sequence: Sequence, allocation: BlockAllocation, plan: StepPlan, *, max_tokens: int, chunked: bool
+    sequence: Sequence,
+    allocation: BlockAllocation,
+    plan: StepPlan,
+    *,
+    max_tokens: int,
+    chunked: bool,
+    yields: bool = False,
 ) -> int:
     """Return how many of its remaining known positions fit the rest of the plan; 0: none, or not without a cut where
-    cuts are off.
+    cuts are off. `yields`: its key had more than another.
 
     Even with cuts off two kinds are cut, as they could never run otherwise: prompts with more positions to score than a
     step has rows, and preempted sequences that have grown beyond `max_tokens`.
@@ -173,7 +179,9 @@ def prefill_count(
     if plan.bound is not None:
         scored = allocation.first_unscored < sequence.num_prompt - 1
         if count > 0:
-            count = plan.bound.fitting(plan.answers, plan.prompts, allocation.scheduled, count, scored=scored)
+            count = plan.bound.fitting(
+                plan.answers, plan.prompts, allocation.scheduled, count, scored=scored, yields=yields
+            )
     if count < remaining and not chunked and allocation.prefill_target <= max_tokens:
         return 0
     if sequence.request.rows and 0 < count < remaining:
