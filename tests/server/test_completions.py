@@ -100,6 +100,9 @@ def test_the_models_own_sampling_defaults_fill_what_is_left_open(start: Start) -
         server.complete(top_p=0.25)
         params = client.requests[-1].params
         found.append((params.temperature, params.top_p, params.top_k, params.repetition_penalty))
+        name = server.http.get("/v1/models").json()["data"][0]["id"]
+        shown = server.post("/api/show", {"model": name}).json()["parameters"]
+        assert shown == ("" if settings else "temperature 0.5\ntop_p 0.9\ntop_k 40.0\nrepetition_penalty 1.1")
     assert found == [(0.5, 0.25, 40, 1.1), (1.0, 0.25, 0, 1.0)]
 
 

@@ -307,6 +307,14 @@ def test_a_text_cannot_stand_for_an_image() -> None:
     assert answer.status_code == 400 and "2 places for 1 image" in answer.text
 
 
+@pytest.mark.parametrize("sees", [True, False])
+def test_the_openapi_document_says_whether_images_are_taken(sees: bool) -> None:
+    writer = seeing() if sees else Writer("so it was")
+    schemas = writer.ask("/openapi.json", method="GET").json()["components"]["schemas"]
+    for name in ("OllamaMessage", "OllamaGenerateRequest"):
+        assert ("maxItems" in str(schemas[name]["properties"]["images"])) is not sees
+
+
 def test_the_template_is_applied_as_it_would_be() -> None:
     writer = seeing()
     shown = writer.ask("/apply-template", body_of(CHAT, b"x")).json()

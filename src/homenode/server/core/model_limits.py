@@ -28,6 +28,7 @@ class ModelLimits:
     takes_empty_text: bool
     fills_middle: bool
     has_thoughts: bool
+    takes_images: bool
     kv_roles: frozenset[str]
 
     @property
@@ -48,6 +49,7 @@ class ModelLimits:
             takes_empty_text=True,
             fills_middle=True,
             has_thoughts=True,
+            takes_images=True,
             kv_roles=frozenset(("sender", "receiver")),
         )
 
@@ -68,5 +70,6 @@ class ModelLimits:
             takes_empty_text=any(model.tokenizer.encode("") for model in models),
             fills_middle=any(model.tokenizer.fill_in_middle is not None for model in writers),
             has_thoughts=any(model.formats.of(with_tools=False).has_thoughts for model in writers),
+            takes_images=any("image" in model.taken for model in models),
             kv_roles=frozenset(model.kv_transfer.role for model in models if model.kv_transfer is not None),
         )

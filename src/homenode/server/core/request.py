@@ -214,6 +214,6 @@ def _engine_params(
         stop=[],
         n=1,
     )
-    defaults = model.ready.sampling_defaults if model.config.generation_config == "auto" else {}
+    defaults = model.sampling_defaults
     ends = tuple(token for token in model.tokenizer.stop_token_ids if token < model.ready.vocab_size)
     return asked.with_defaults(defaults).ended_by(ends)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -86,6 +87,13 @@ class ServedModel:
     def media_marked_in_text(self) -> Taken:
         """The kinds of media for which marks stand in texts, as no chat template writes anything for them."""
         return frozenset(kind for kind, work in self.media.items() if work.family.marker_token == "")
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, float]:
+        """The sampling parameters of requests that leave them open, by their fields, as far as the model's
+        generation_config.json says something and counts (`--generation-config`).
+        """
+        return self.ready.sampling_defaults if self.config.generation_config == "auto" else {}
 
     @cached_property
     def token_rules(self) -> TokenRules:

@@ -132,7 +132,7 @@ async def _see_model(model: ServedModel) -> ModelShown:
         engines=[EngineShown(each.number, each.node, each.state, each.restarts) for each in model.client.engines],
         requests=[_seen(row, model) for row in rows],
         left_out=left_out,
-        sampling_defaults=ready.sampling_defaults if model.config.generation_config == "auto" else {},
+        sampling_defaults=dict(model.sampling_defaults),
     )
 
 

@@ -212,7 +212,7 @@ class ModelFacts:
         """The answer of /api/show."""
         return OllamaShown(
             modelfile=f"FROM {tagged(name)}\n",
-            parameters="\n".join(f"{key} {value}" for key, value in self._model.ready.sampling_defaults.items()),
+            parameters="\n".join(f"{key} {value}" for key, value in self._model.sampling_defaults.items()),
             template=self._model.tokenizer.template_source() or "",
             details=self._details,
             model_info=self._info(name),

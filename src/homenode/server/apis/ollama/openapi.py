@@ -27,7 +27,9 @@ def tighten(components: dict[str, Any], state: ServerState) -> None:
     for kind in (OllamaChatRequest, OllamaGenerateRequest):
         _tighten_asked(components[kind.__name__], names, thinks=state.limits.has_thoughts)
     _tighten_generate(components[OllamaGenerateRequest.__name__], state)
-    components[OllamaMessage.__name__]["properties"]["images"] = _NONE
+    if not state.limits.takes_images:
+        for name in (OllamaMessage.__name__, OllamaGenerateRequest.__name__):
+            components[name]["properties"]["images"] = _NONE
     for name in (OllamaEmbedRequest.__name__, OllamaEmbeddingsRequest.__name__):
         components[name]["properties"]["model"] = {"enum": names}
     if state.limits.vector_width is not None:
@@ -41,7 +43,6 @@ def tighten(components: dict[str, Any], state: ServerState) -> None:
 
 def _tighten_generate(schema: dict[str, Any], state: ServerState) -> None:
     fields = schema["properties"]
-    fields["images"] = _NONE
     fields["context"]["anyOf"][0]["items"]["maximum"] = state.limits.vocab_size - 1
     if not state.limits.fills_middle:
         fields["suffix"] = _EMPTY

@@ -166,7 +166,7 @@ async def _begin(
 def _response(state: ServerState, asked_model: AskedModel, body: ResponsesRequest) -> ResponseObject:
     """The response before anything has come of it."""
     model = asked_model.model
-    defaults = model.ready.sampling_defaults if model.config.generation_config == "auto" else {}
+    defaults = model.sampling_defaults
     sampling = {"temperature": 1.0, "top_p": 1.0, **defaults, **given_settings(body)}
     choice: Any = "auto" if body.tool_choice is None else _told_choice(msgspec.to_builtins(body.tool_choice))
     return ResponseObject(
