@@ -7,7 +7,7 @@ places of its own, so a file holds them all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,25 @@ def write_shape(name: str, folder: Path, **sizes: int) -> Path:
     shape, path = SHAPES[name], folder / f"{name}-{FILE_FORMATS[name]}.gguf"
     config = {**shape.config, "num_hidden_layers": _LAYERS.get(name, shape.config["num_hidden_layers"]), **sizes}
     writer = gguf.GGUFWriter(path, _ARCHITECTURES[name])
-    for key, value in _metadata(name, config).items():
+    add_figures(writer, _metadata(name, config))
+    add_vocabulary(writer, config["vocab_size"])
+    tensors = _TENSORS[name](config)
+    write_tensors(writer, [(tensor, lengths, _format_of(shape, tensor, lengths)) for tensor, lengths in tensors])
+    return path
+
+
+def add_figures(writer: gguf.GGUFWriter, figures: Mapping[str, Any]) -> None:
+    """Write key-value pairs; whole numbers as unsigned ones of 32 bits."""
+    for key, value in figures.items():
         given = gguf.GGUFValueType.get_type(value)
         writer.add_key_value(key, value, gguf.GGUFValueType.UINT32 if given is gguf.GGUFValueType.INT32 else given)
-    _add_vocabulary(writer, config["vocab_size"])
+
+
+def write_tensors(writer: gguf.GGUFWriter, tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> None:
+    """Write the file: what was added, then random tensors of these names, lengths and formats."""
     stored = []
-    for tensor, lengths in _TENSORS[name](config):
-        dtype = BY_NAME[_format_of(shape, tensor, lengths)]
+    for tensor, lengths, format in tensors:
+        dtype = BY_NAME[format]
         size = math.prod(lengths[:-1]) * dtype.row_bytes(lengths[-1])
         stored.append((dtype, size))
         kind = gguf.GGMLQuantizationType[dtype.name]
@@ -59,7 +71,6 @@ def write_shape(name: str, folder: Path, **sizes: int) -> Path:
         opened.write(memoryview(values[dtype])[:size])
         writer.write_padding(opened, size)
     writer.close()
-    return path
 
 
 def _format_of(shape: Shape, tensor: str, lengths: tuple[int, ...]) -> str:
@@ -70,13 +81,17 @@ def _format_of(shape: Shape, tensor: str, lengths: tuple[int, ...]) -> str:
     return "F32" if plain or lengths[-1] % BY_NAME[found].block else found
 
 
-def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
+def add_vocabulary(writer: gguf.GGUFWriter, size: int, marks: Sequence[str] = ()) -> None:
+    """Write a vocabulary of so many words. `marks`: tokens that stand for themselves, such as one for a picture."""
     letters = list(gguf.vocab.bytes_to_unicode().values()) if hasattr(gguf.vocab, "bytes_to_unicode") else []
-    words = letters + [f"<w{number}>" for number in range(size - len(letters))]
+    begin = len(letters) + len(marks)
+    words = [*letters, *marks, *(f"<w{number}>" for number in range(size - begin))]
+    kinds = [gguf.TokenType.NORMAL] * size
+    kinds[len(letters) : begin] = [gguf.TokenType.USER_DEFINED] * len(marks)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(words)
-    writer.add_token_types([gguf.TokenType.NORMAL] * size)
+    writer.add_token_types(kinds)
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(size - 1)
     writer.add_bos_token_id(size - 1)

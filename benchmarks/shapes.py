@@ -109,8 +109,8 @@ def spec_of(config: dict[str, Any], path: Path) -> ModelSpec:
 def random_values(dtype: DType, elements: int) -> bytes:
     """Small random numbers, in blocks where the format has any."""
     rng = np.random.default_rng(1)
-    if dtype.name == "F32":
-        return (0.02 * rng.standard_normal(elements)).astype("<f4").tobytes()
+    if dtype.name in ("F32", "F16"):
+        return (0.02 * rng.standard_normal(elements)).astype(f"<f{dtype.bytes}").tobytes()
     blocks = rng.integers(0, 256, (elements // dtype.block, dtype.bytes), np.uint8)
     at, scale = _SCALES[dtype.name]
     blocks[:, at : at + len(scale)] = np.frombuffer(scale, np.uint8)

@@ -145,10 +145,13 @@ def _gguf_name(own: str, names: Mapping[str, str]) -> str:
     raise AssertionError(own)
 
 
-def write(folder: Path, name: str, **metadata: Any) -> Path:
-    """An mmproj file of the tower that `TOWERS` has for a class."""
+def write(folder: Path, name: str, add: Callable[..., None] | None = None, **metadata: Any) -> Path:
+    """An mmproj file of the tower that `TOWERS` has for a class. `add`: what writes a tensor, from the file's writer,
+    its name and values; None: as float32.
+    """
     projector, _, _, figures, _ = FILES[name]
     file = folder / "mmproj-toy.gguf"
+    folder.mkdir(exist_ok=True)
     writer = gguf.GGUFWriter(file, "clip")
     writer.add_type("mmproj")
     writer.add_string("clip.projector_type", projector)
@@ -164,7 +167,7 @@ def write(folder: Path, name: str, **metadata: Any) -> Path:
     for key, usual_value in (("image_mean", 0.5), ("image_std", 0.5)):
         writer.add_array(f"clip.vision.{key}", processor.get(key, [usual_value] * 3))
     for tensor, values in stored(name).items():
-        writer.add_tensor(tensor, np.ascontiguousarray(values, np.float32))
+        (add or gguf.GGUFWriter.add_tensor)(writer, tensor, np.ascontiguousarray(values, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
