@@ -252,6 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     formats = given.tower.split(",")
     if unknown := [format for format in formats if format not in ("F16", "F32", "Q8_0")]:
         parser.error(f"--tower {', '.join(unknown)}: wanted F16, F32 or Q8_0")
+    given.folder.mkdir(parents=True, exist_ok=True)
     for name in given.names or SHAPES:
         print(write_text(given.folder, name, given.layers), flush=True)
         for format in formats:
