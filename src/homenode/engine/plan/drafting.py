@@ -55,7 +55,7 @@ def with_drafter(checkpoint: OpenedCheckpoint, config: EngineConfig) -> OpenedCh
     what was asked for is not there or cannot; raises what `open_checkpoint` does.
     """
     asked = config.speculation.resolved()
-    if checkpoint.spec.pooling is not None or asked.method in ("off", "ngram"):
+    if checkpoint.spec.pooling is not None or not asked.asks_model:
         return replace(checkpoint, drafting=None)
     if asked.model is not None:
         return replace(checkpoint, drafting=_draft_model(asked.model, checkpoint.spec, config))

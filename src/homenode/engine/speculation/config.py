@@ -128,6 +128,11 @@ class Speculation:
         """Return whether tokens are drafted from what stood before."""
         return self.method in ("auto", "ngram") and self.lookup_min > 0
 
+    @property
+    def asks_model(self) -> bool:
+        """Return whether tokens are drafted by another model, or by the model's own blocks for that."""
+        return self.method in ("auto", "draft", "mtp")
+
     def checked(self) -> Speculation:
         """Return these settings, if they can be. UserError if not."""
         if self.method == "draft" and self.model is None:
