@@ -49,7 +49,7 @@ def _of(words: str) -> Speculation:
 )
 def test_settings_by_any_name(words: str, method: str, model: str | None, most: int) -> None:
     found = _of(words)
-    assert (found.method, found.model, found.most) == (method, model, most)
+    assert (found.method, found.model, found.max_drafted) == (method, model, most)
 
 
 @pytest.mark.parametrize(
