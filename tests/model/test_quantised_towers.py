@@ -1,4 +1,5 @@
-"""Towers whose files hold blocks: their matrices are kept as they are, and multiplied as those of a text model are, with
+"""Towers whose files hold blocks: their matrices are kept as they are, and multiplied as those of a text model are,
+with
 activations of eight bits. Rows are near those of the same values as floats, and the same whatever else is encoded.
 """
 
