@@ -18,16 +18,18 @@ struct StepArguments {
   std::optional<Array1<int32_t>> token_types, row_places;
   std::optional<Array2<float>> input_rows;
   std::optional<Array2<int32_t>> rope_positions, seen_spans;
+  std::optional<Array1<int32_t>> adapters;
 
   static constexpr auto fields() {
     using S = StepArguments;
-    return std::tuple(
-        Field("ids", &S::ids), Field("positions", &S::positions), Field("query_start", &S::query_start),
-        Field("context_len", &S::context_len), Field("block_table", &S::block_table),
-        Field("sample_rows", &S::sample_rows), DefaultedField("hidden", &S::hidden), DefaultedField("state", &S::state),
-        DefaultedField("state_copies", &S::state_copies), DefaultedField("token_types", &S::token_types),
-        DefaultedField("row_places", &S::row_places), DefaultedField("input_rows", &S::input_rows),
-        DefaultedField("rope_positions", &S::rope_positions), DefaultedField("seen_spans", &S::seen_spans));
+    return std::tuple(Field("ids", &S::ids), Field("positions", &S::positions), Field("query_start", &S::query_start),
+                      Field("context_len", &S::context_len), Field("block_table", &S::block_table),
+                      Field("sample_rows", &S::sample_rows), DefaultedField("hidden", &S::hidden),
+                      DefaultedField("state", &S::state), DefaultedField("state_copies", &S::state_copies),
+                      DefaultedField("token_types", &S::token_types), DefaultedField("row_places", &S::row_places),
+                      DefaultedField("input_rows", &S::input_rows),
+                      DefaultedField("rope_positions", &S::rope_positions),
+                      DefaultedField("seen_spans", &S::seen_spans), DefaultedField("adapters", &S::adapters));
   }
 };
 
@@ -65,6 +67,7 @@ Output run(Program& program, const StepArguments& given) {
   }
   if (given.rope_positions) input.rope_positions = {given.rope_positions->data(), given.rope_positions->size()};
   if (given.seen_spans) input.seen_spans = {given.seen_spans->data(), given.seen_spans->size()};
+  if (given.adapters) input.adapters = span_of(*given.adapters);
   auto output = [&] {
     nb::gil_scoped_release unlocked;
     return program.run(input);

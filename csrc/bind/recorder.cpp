@@ -45,6 +45,13 @@ Tensor linear(Recorder& r, const Tensor& x, const Handles& handles,
                        named(precision, precisions, "a precision")));
 }
 
+Tensor linear_indexed(Recorder& r, const Tensor& x, const std::vector<std::optional<WeightHandle>>& handles,
+                      const Tensor& index, const std::optional<Tensor>& residual, int64_t first) {
+  std::vector<std::shared_ptr<const Weight>> weights;
+  for (const auto& handle : handles) weights.push_back(handle ? weight_of(*handle) : nullptr);
+  return take(r.linear_indexed(x, std::move(weights), index, residual ? &*residual : nullptr, first));
+}
+
 struct ExpertArguments {
   Handles gate, up, down;
   std::vector<int32_t> ids;
@@ -319,6 +326,9 @@ void bind_recorder(nb::module_& m) {
             return take(r.linear_heads(x, std::move(weights)));
           },
           nb::arg("x"), nb::arg("weights"))
+      .def("adapter_index", &Recorder::adapter_index)
+      .def("linear_indexed", &linear_indexed, nb::arg("x"), nb::arg("weights"), nb::arg("index"),
+           nb::arg("residual").none() = nb::none(), nb::arg("first") = 0)
       .def(
           "record_split",
           [](Recorder& r, const Tensor& x, const std::vector<int64_t>& widths) { return take(r.split(x, widths)); },

@@ -25,6 +25,8 @@ std::optional<Error> check_counts(const StepInput& in, const StepBounds& bounds)
     return wrong(to_string(in.positions.size()) + " positions for " + to_string(n) + " ids");
   if (!in.token_types.empty() && in.token_types.size() != n)
     return wrong(to_string(in.token_types.size()) + " types for " + to_string(n) + " ids");
+  if (!in.adapters.empty() && in.adapters.size() != s)
+    return wrong("adapters of " + to_string(in.adapters.size()) + " sequences for " + to_string(s));
   if (in.query_start.size() != s + 1)
     return wrong("query_start has " + to_string(in.query_start.size()) + " entries for " + to_string(s) + " sequences");
   if (in.query_start.front() != 0 || in.query_start.back() != static_cast<int32_t>(n)) {
@@ -213,6 +215,7 @@ std::optional<Error> Step::assign(const StepInput& in, const StepBounds& bounds,
   input_columns = in.input_columns;
   rope_positions.assign(in.rope_positions.begin(), in.rope_positions.end());
   seen_spans.assign(in.seen_spans.begin(), in.seen_spans.end());
+  adapters.assign(in.adapters.begin(), in.adapters.end());
   if (!bounds.blocks) return {};
   token_block.resize(in.ids.size());
   token_slot.resize(in.ids.size());

@@ -40,6 +40,7 @@ struct StepInput {
   // Of programs with state memory; copies in threes: sequence, slot, position.
   std::span<const int32_t> state_slot = {}, state_fresh = {}, state_copies = {};
   std::span<const int32_t> token_types = {};  // none: all are 0
+  std::span<const int32_t> adapters = {};     // of each sequence, -1 where it has none; none: no sequence has one
   const float* hidden = nullptr;  // [hidden_rows, hidden_columns], without a gap
   int64_t hidden_rows = 0, hidden_columns = 0;
   // In place of embeddings: [row_places, input_columns], without a gap, and the tokens of the step they stand for.
@@ -72,7 +73,7 @@ struct Step {
   std::vector<int32_t> row_places;               // tokens with a row of their own, ascending
   const float* input_rows = nullptr;             // these rows, where the caller has them
   int64_t input_columns = 0;
-  std::vector<int32_t> rope_positions, seen_spans;  // as StepInput has them
+  std::vector<int32_t> rope_positions, seen_spans, adapters;  // as StepInput has them
 
   std::span<const StateCopy> copies_of(size_t sequence) const {
     return std::span(state_copies)

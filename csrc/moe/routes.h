@@ -16,6 +16,7 @@ class RouteList {
   int64_t begin(int expert) const { return expert ? ends_[expert - 1] : 0; }
   int64_t end(int expert) const { return ends_[expert]; }
   int32_t route(int64_t slot) const { return routes_[slot]; }
+  const int32_t* routes() const { return routes_; }
   int64_t slots() const { return ends_[experts_ - 1]; }
 
  private:

@@ -42,6 +42,11 @@ class Recorder {
                         const std::vector<Tensor>& biases, const Tensor* residual, Precision = Precision::usual);
   // Of a head's columns of x with the weight of the head.
   Result<Tensor> linear_heads(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights);
+  // The adapter of each token's sequence: a handle for an index.
+  Tensor adapter_index();
+  // weights: null where no row is multiplied. residual: null, or rows whose columns from `first` on get the products.
+  Result<Tensor> linear_indexed(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights,
+                                const Tensor& index, const Tensor* residual, int64_t first);
   Result<std::vector<Tensor>> split(const Tensor& x, std::span<const int64_t> widths);
   Result<Tensor> rope_angles(std::vector<float> inverse_frequencies, float scale, int behind = 0,
                              std::vector<int> axes = {});
@@ -93,6 +98,8 @@ class Recorder {
   std::optional<Error> check_input(const Tensor& x, const char* operation);
   std::optional<Error> check_linear(const Tensor& x, const std::vector<std::shared_ptr<const Weight>>& weights,
                                     const std::vector<Tensor>& biases);
+  std::optional<Error> check_indexed(const Tensor& x, const std::vector<std::shared_ptr<const Weight>>& weights,
+                                     const Tensor& index);
   std::optional<Error> check_state(const StateMemory*, int layer, const char* operation);
   std::optional<Error> check_cache(const KvCache&, int layer);
   std::optional<Error> check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const KvCache& cache,

@@ -64,7 +64,7 @@ class Model {
     if (!shape.early) x = taken(r.place_rows(x, shape.hidden, 2 * shape.hidden, true));
     x = taken(r.sum(feed_forward(r, x)));
     x = taken(r.rms_norm(selected(r, x, !shape.early), parameter(shape.hidden), 1e-6f));
-    const Tensor logits = taken(r.linear(x, {weight(kVocabulary, shape.hidden)}, {}, nullptr));
+    const Tensor logits = adapted(r, x, taken(r.linear(x, {weight(kVocabulary, shape.hidden)}, {}, nullptr)));
     const Tensor all =
         taken(r.gather(logits, std::vector<int64_t>(group ? static_cast<size_t>(group->size()) : 1, kVocabulary)));
     program_ = taken(r.finish(shape.softcap > 0 ? taken(r.rows(SoftCap{all, 30})) : all));
@@ -119,6 +119,15 @@ class Model {
                            .bias = shape_.softcap == 0 && shape_.early ? bias() : RelativeBias{}}));
     const Tensor residual = selected(r, x, shape_.early);
     return taken(r.linear(selected(r, attended, shape_.early), {weight(shape_.hidden, queries)}, {}, &residual));
+  }
+
+  // With pairs of low rank of some adapters, of which one lacks each half, added to some columns of y.
+  Tensor adapted(Recorder& r, const Tensor& x, const Tensor& y) {
+    constexpr int kRank = 32, kFirst = 4, kColumns = kVocabulary - 9;
+    const Tensor index = r.adapter_index();
+    const Tensor inner = taken(
+        r.linear_indexed(x, {weight(kRank, shape_.hidden), nullptr, weight(kRank, shape_.hidden)}, index, nullptr, 0));
+    return taken(r.linear_indexed(inner, {weight(kColumns, kRank), weight(kColumns, kRank), nullptr}, index, &y, kFirst));
   }
 
   static Tensor selected(Recorder& r, const Tensor& x, bool here) { return here ? taken(r.select(x)) : x; }
@@ -205,7 +214,8 @@ class Histories {
   // Valid until the next call.
   StepInput next() {
     ids_.clear(), positions_.clear(), rows_.clear(), places_.clear(), turned_.clear(), spans_.clear();
-    const bool brings_rows = random_.one_in(2), has_spans = random_.one_in(2);
+    adapters_.clear();
+    const bool brings_rows = random_.one_in(2), has_spans = random_.one_in(2), has_adapters = random_.one_in(2);
     start_.assign(1, 0);
     for (size_t s = 0; s < context_.size(); ++s) {
       const int room = std::min(width_ * block_size_ - context_[s], kMaxTokens / static_cast<int>(context_.size()));
@@ -221,6 +231,7 @@ class Histories {
         if (i + 1 == count || random_.one_in(5)) rows_.push_back(static_cast<int32_t>(ids_.size()) - 1);
       }
       start_.push_back(static_cast<int32_t>(ids_.size()));
+      if (has_adapters) adapters_.push_back(random_.between(-1, 3));
     }
     given_.emplace(reals(random_, places_.size() * static_cast<size_t>(columns_)));
     StepInput input{ids_, positions_, start_, context_, table_, width_, rows_};
@@ -228,13 +239,14 @@ class Histories {
     if (has_spans) input.seen_spans = spans_;
     for (size_t i = 0; brings_rows && i < kRopeAxes * ids_.size(); ++i) turned_.push_back(random_.between(0, 99));
     input.rope_positions = turned_;
+    input.adapters = adapters_;
     return input;
   }
 
  private:
   Random& random_;
   int block_size_, columns_, width_;
-  std::vector<int32_t> context_, table_, ids_, positions_, start_, rows_, places_, turned_, spans_;
+  std::vector<int32_t> context_, table_, ids_, positions_, start_, rows_, places_, turned_, spans_, adapters_;
   std::optional<Exact<float>> given_;  // no more than the rows that a step brings
 };
 

@@ -359,6 +359,8 @@ class StepArrays:
     # window is; 0, 0: none. None: no token has any. For attention with the mask "spans".
     seen_spans: IntArray | None = None
     token_types: IntArray | None = None  # [n] which of the texts that are read together each is of; None: the first
+    # [s] the adapter of each sequence (see `Ops.adapter_index`), -1: none. None: no sequence of the step has one.
+    adapters: IntArray | None = None
 
 
 @dataclass
@@ -575,6 +577,27 @@ class Ops(RowOps, Protocol):
     def linear_heads(self, x: Tensor, weights: Sequence[Weight]) -> Tensor:
         """x cut into as many heads of equal width as there are weights, each head times its own weight: [rows, sum of
         weight rows]. All weights have one shape and format.
+        """
+
+    def adapter_index(self) -> Tensor:
+        """Return the number of the adapter that each token's sequence has, an index for `linear_indexed`: [tokens, 1],
+        -1 where it has none.
+        """
+
+    def linear_indexed(
+        self,
+        x: Tensor,
+        weights: Sequence[Weight | None],
+        index: Tensor,
+        residual: Tensor | None = None,
+        first: int = 0,
+    ) -> Tensor:
+        """Each row of x times the weight that `index` [rows, 1] names, a whole number: x @ weights[index].T, [rows,
+        weight rows], and zeros where it names none. An index of all tokens does for selected rows, too. All weights
+        have one shape and format; with None in place of one, rows that name it have none.
+
+        With `residual` that is added to its columns from `first` on, which may be more than a weight has rows; may
+        reuse its storage, which nothing else may read.
         """
 
     def rope_angles(

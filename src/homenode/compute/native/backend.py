@@ -601,7 +601,11 @@ class NativeProgram:
 
     def _run(self, arrays: StepArrays) -> _native.NativeOutput:
         a = arrays
-        pictures: dict[str, Any] = {"rope_positions": a.rope_positions, "seen_spans": a.seen_spans}
+        seldom: dict[str, Any] = {
+            "rope_positions": a.rope_positions,
+            "seen_spans": a.seen_spans,
+            "adapters": a.adapters,
+        }
         with peer_errors():
             return self._program.run(
                 a.ids,
@@ -616,7 +620,7 @@ class NativeProgram:
                 a.token_types,
                 a.row_places,
                 a.input_rows,
-                **{name: array for name, array in pictures.items() if array is not None},
+                **{name: array for name, array in seldom.items() if array is not None},
             )
 
     def expert_usage(self) -> npt.NDArray[np.uint64]:

@@ -153,6 +153,34 @@ class EagerOps(RowOps):
         heads = np.split(x, len(weights), axis=1)
         return np.concatenate([self.linear(head, (w,)) for head, w in zip(heads, weights, strict=True)], axis=1)
 
+    def adapter_index(self) -> FloatArray:
+        """See `Ops.adapter_index`."""
+        step = self._step
+        given = np.full(len(step.context_len), -1, np.int32) if step.adapters is None else step.adapters
+        return np.repeat(given, np.diff(step.query_start)).astype(np.float32)[:, None]
+
+    def linear_indexed(
+        self,
+        x: FloatArray,
+        weights: Sequence[FloatArray | None],
+        index: FloatArray,
+        residual: FloatArray | None = None,
+        first: int = 0,
+    ) -> FloatArray:
+        """See `Ops.linear_indexed`."""
+        named = index[:, 0] if len(index) == len(x) else index[self._step.sample_rows, 0]
+        columns = next(len(weight) for weight in weights if weight is not None)
+        product = np.zeros((len(x), columns), np.float32)
+        for row, number, out in zip(np.ascontiguousarray(x), named, product, strict=True):
+            weight = weights[int(number)] if 0 <= number < len(weights) else None
+            if weight is not None:
+                np.matmul(weight, row, out=out)
+        if residual is None:
+            return product
+        total = np.array(residual)
+        total[:, first : first + columns] += product
+        return total
+
     def rope_angles(
         self, inverse_frequencies: FloatArray, scale: float, behind: int = 0, axes: Sequence[int] = ()
     ) -> FloatArray:

@@ -171,6 +171,33 @@ class TorchOps(RowOps):
         heads = x.split(x.shape[1] // len(weights), dim=1)
         return torch.cat([self.linear(head, (w,)) for head, w in zip(heads, weights, strict=True)], dim=1)
 
+    def adapter_index(self) -> torch.Tensor:
+        """See `Ops.adapter_index`."""
+        self._step.by_values = True  # the host reads them
+        given = self._step.host.adapters
+        if given is None:
+            return torch.full((len(self._step.ids), 1), -1.0, device=self._device.device)
+        return torch.from_numpy(given).to(self._device.device).float()[self._step.sequence].unsqueeze(1)
+
+    def linear_indexed(
+        self,
+        x: torch.Tensor,
+        weights: Sequence[torch.Tensor | None],
+        index: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        first: int = 0,
+    ) -> torch.Tensor:
+        """See `Ops.linear_indexed`."""
+        self._seen_waiting()
+        named = index[:, 0] if len(index) == len(x) else index[self._step.rows, 0]
+        columns = next(weight.shape[0] for weight in weights if weight is not None)
+        total = x.new_zeros((len(x), columns)) if residual is None else residual.clone()
+        for number, weight in enumerate(weights):
+            rows = (named == number).nonzero().squeeze(1)
+            if weight is not None and len(rows):
+                total[rows, first : first + columns] += self._product(x[rows], weight)
+        return total
+
     def rope_angles(
         self, inverse_frequencies: FloatArray, scale: float, behind: int = 0, axes: Sequence[int] = ()
     ) -> torch.Tensor:
