@@ -37,6 +37,7 @@ class Sequence:
     # Slots for copies of its state, and after which position.
     copies: list[tuple[int, int]] = field(default_factory=list)
     logprobs: list[FloatArray] = field(default_factory=list)  # the distributions its new tokens were chosen from
+    adapter: int = -1  # see `StepArrays.adapters`
 
 
 class Driver:
@@ -102,7 +103,10 @@ class Driver:
         rows = np.arange(len(ids)) if every_row else starts[1:] - 1
         context = [s.computed + n for s, n in work]
         arrays = (np.array(a, np.int32) for a in (ids, positions, starts, context, table, rows))
-        return StepArrays(*arrays, **self._state_of(work))
+        step = StepArrays(*arrays, **self._state_of(work))
+        if any(sequence.adapter >= 0 for sequence, _ in work):
+            step.adapters = np.array([sequence.adapter for sequence, _ in work], np.int32)
+        return step
 
     def _state_of(self, work: list[tuple[Sequence, int]]) -> dict[str, IntArray]:
         copies = [
@@ -131,12 +135,22 @@ class Driver:
             parts.append(self.step([(sequence, min(chunk, len(tokens) - sequence.computed))], every_row=True))
         return sequence, np.concatenate(parts)
 
-    def generate(self, prompts: list[list[int]], count: int, *, chunk: int = 512, stagger: int = 0) -> list[Sequence]:
-        """Continue every prompt greedily by `count` tokens, all in the same steps.
+    def generate(
+        self,
+        prompts: list[list[int]],
+        count: int,
+        *,
+        chunk: int = 512,
+        stagger: int = 0,
+        adapters: list[int] | None = None,
+    ) -> list[Sequence]:
+        """Continue every prompt greedily by `count` tokens, all in the same steps. `adapters`: of each; None: none.
 
         A step takes at most `chunk` tokens of a prompt; prompt i joins in step i * stagger, among others' next tokens.
         """
-        sequences = [Sequence(list(p)) for p in prompts]
+        sequences = [
+            Sequence(list(p), adapter=a) for p, a in zip(prompts, adapters or [-1] * len(prompts), strict=True)
+        ]
         wanted = [len(p) + count for p in prompts]
         number = 0
         while any(len(s.tokens) < n for s, n in zip(sequences, wanted, strict=True)):

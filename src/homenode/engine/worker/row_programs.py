@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from homenode.compute.ops import FloatArray, Logits, Program, StepArrays
+from homenode.compute.ops import FloatArray, IntArray, Logits, Program, StepArrays
 
 
 class RowsAndLogits:
@@ -23,7 +23,10 @@ class RowsAndLogits:
     def run(self, arrays: StepArrays) -> Logits:
         """See `Program.run`; nothing that can be read where no row is sampled."""
         self.rows = np.asarray(self._layers.run(arrays), np.float32)
-        return logits_of_rows(self._head, self.rows[arrays.sample_rows])
+        adapters = arrays.adapters
+        if adapters is not None:
+            adapters = np.repeat(adapters, np.diff(arrays.query_start))[arrays.sample_rows]
+        return logits_of_rows(self._head, self.rows[arrays.sample_rows], adapters)
 
     def expert_usage(self) -> npt.NDArray[np.uint64]:
         """See `Program.expert_usage`."""
@@ -60,8 +63,8 @@ class DraftModelProgram:
         return self._program.run(arrays), None
 
 
-def logits_of_rows(head: Program, rows: FloatArray) -> Any:
-    """Return what `head` makes of rows; None where there are none."""
+def logits_of_rows(head: Program, rows: FloatArray, adapters: IntArray | None = None) -> Any:
+    """Return what `head` makes of rows; None where there are none. `adapters`: of each, see `StepArrays.adapters`."""
     count = len(rows)
     if not count:
         return None
@@ -76,5 +79,6 @@ def logits_of_rows(head: Program, rows: FloatArray) -> Any:
             block_table=np.zeros((count, 1), np.int32),
             sample_rows=each[:-1],
             hidden=np.ascontiguousarray(rows),
+            adapters=adapters,
         )
     )

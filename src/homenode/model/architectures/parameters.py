@@ -87,11 +87,13 @@ class Parameter:
 class Parameters:
     """Handles of a loaded model's parameters, by `Parameter.key`: a list of them where every expert has one.
 
-    A key the model (or the layer) lacks is absent: biases are looked up with `.get`.
+    A key the model (or the layer) lacks is absent: biases are looked up with `.get`. `by_name`: the same handles by the
+    names of their tensors, for who wraps the `Ops` that they are given to (`LoadedModel.wrap`).
     """
 
     top: Mapping[str, Any]
     layers: tuple[Mapping[str, Any], ...]
+    by_name: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -63,6 +63,8 @@ class LoadedModel:
     notes: tuple[str, ...] = ()  # of how it was loaded, worth telling an operator
     shared_bytes: int = 0  # of matrices that other engines own, and that are read where they lie
     head: tuple[LoadedHeadLayer, ...] = ()  # what follows pooling, where it is computed here
+    # What forward functions are given in place of a backend's ops, made of these: all products of the model go by it.
+    wrap: Callable[[Ops], Ops] = field(default=lambda ops: ops)
 
     def forward(
         self, cache: KvCache, state: StateMemory = None, *, takes_rows: bool = False, keeps_rows: RowsKept = "selected"
@@ -72,13 +74,14 @@ class LoadedModel:
         of embeddings. `keeps_rows`: see `ForwardContext`.
         """
         given = self._context(cache, state, takes_rows=takes_rows, keeps_rows=keeps_rows)
-        return lambda ops: self.architecture.forward(ops, given)
+        return lambda ops: self.architecture.forward(self.wrap(ops), given)
 
     def head_of_rows(self, kept: RowsKept) -> Callable[[Ops], Tensor]:
         """The function to compile that makes logits of rows that `forward` has kept so, which it receives."""
         given = self._context(None)
 
-        def head(ops: Ops) -> Tensor:
+        def head(given_ops: Ops) -> Tensor:
+            ops = self.wrap(given_ops)
             rows = ops.select(ops.received(self.spec.handed_columns))
             return stage.logits_of(ops, given, rows) if kept == "normed" else stage.leave(ops, given, rows)
 

@@ -170,7 +170,7 @@ def _by_key(tensors: Iterable[MatchedTensor], handles: Mapping[str, Any], layers
             owner[expected.parameter.key] = handles[tensor.entry.name]
         else:
             owner.setdefault(expected.parameter.key, []).append(handles[tensor.entry.name])
-    return Parameters(top, tuple(found))
+    return Parameters(top, tuple(found), handles)
 
 
 def _load_matrix(backend: Backend, fd: int, tensor: MatchedTensor, target: str, placement: MatrixPlacement) -> Weight:
