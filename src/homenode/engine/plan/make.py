@@ -19,11 +19,12 @@ from homenode.engine.experts.sizing import ExpertSharing
 from homenode.engine.model_path.locate import locate_model
 from homenode.engine.plan.accelerators.device_detection import devices_of_service
 from homenode.engine.plan.draft_vocabulary import vocabulary_problem
-from homenode.engine.plan.drafting import heads_left_out, with_drafter, without_spare_drafter
+from homenode.engine.plan.drafting import heads_left_out, without_spare_drafter
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.free_cores import binds_threads, cpus_for_the_rest, keep_clear, neighbour_findings
 from homenode.engine.plan.inline import plan_inline
 from homenode.engine.plan.machine import MachineFacts, busy_where_it_counts, read_machine
+from homenode.engine.plan.opened_model import as_asked
 from homenode.engine.plan.placement import cut
 from homenode.engine.plan.pooling import for_runner, with_runner
 from homenode.engine.plan.problems.needed_calls import needed_call_problems
@@ -190,7 +191,7 @@ def judge_config(assignment: EngineAssignment) -> ConfigCheck:
         open_checkpoint(Path(str(config.model.path)), config.model.mmproj),
         _machine_now(config, devices),
     )
-    checkpoint = problems.of(lambda: with_drafter(with_runner(checkpoint, config.model), config), checkpoint)
+    checkpoint = problems.of(lambda: as_asked(checkpoint, config), checkpoint)
     problems.add(vocabulary_problem(checkpoint, config))
     found = told_of_settings(assignment, everybody, checkpoint)
     try:

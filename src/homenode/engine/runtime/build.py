@@ -32,12 +32,12 @@ from homenode.engine.model_path.locate import locate_model
 from homenode.engine.pinning import pin_process_threads
 from homenode.engine.plan.accelerators.device_detection import devices_of_service
 from homenode.engine.plan.draft_vocabulary import vocabulary_problem
-from homenode.engine.plan.drafting import heads_left_out, with_drafter, without_spare_drafter
+from homenode.engine.plan.drafting import heads_left_out, without_spare_drafter
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.free_cores import NEIGHBOUR
 from homenode.engine.plan.machine import MachineFacts, busy_where_it_counts, read_machine
 from homenode.engine.plan.make import claimed_cpus, plan_engine, told_of_settings
-from homenode.engine.plan.pooling import with_runner
+from homenode.engine.plan.opened_model import open_engine_model
 from homenode.engine.plan.rules.settings_without_effect import worth_telling
 from homenode.engine.plan.worker_layout import WorkerPlan, computing_cpus, cpus_of_sets
 from homenode.engine.runtime.engine import Engine, MakeDrafter, Progress
@@ -46,7 +46,7 @@ from homenode.engine.runtime.planned_parts import make_scheduler, ready_message
 from homenode.host.plan.neighbours import HostNeighbours
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
-from homenode.model.checkpoint.index import OpenedCheckpoint, drafting_of, open_checkpoint
+from homenode.model.checkpoint.index import OpenedCheckpoint, drafting_of
 from homenode.model.checkpoint.vocabulary_file import read_vocabulary_text
 from homenode.model.identity import ModelIdentity
 from homenode.model.kv_cells import kv_cells
@@ -88,9 +88,7 @@ def build_engine(
     group_rank = expert_group_rank(assignment, everybody)
     common = ExpertSharing(group_rank, dict(enumerate(experts))) if group_rank is not None and experts else None
     read_layer_split(config.parallel.layer_split)
-    checkpoint = with_drafter(
-        with_runner(open_checkpoint(Path(str(config.model.path)), config.model.mmproj), config.model), config
-    )
+    checkpoint = open_engine_model(config)
     if problem := vocabulary_problem(checkpoint, config):
         raise problem
     read_vocabulary_text(Path(str(config.model.vocabulary or config.model.path)), checkpoint.files)

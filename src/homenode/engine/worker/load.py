@@ -26,14 +26,14 @@ from homenode.engine.memory.report import log_memory
 from homenode.engine.memory.sizing import Sizes, resolve
 from homenode.engine.pinning import apply_binding, pin_process_threads
 from homenode.engine.plan.cpu_contention import spin_us, too_many_threads
-from homenode.engine.plan.drafting import DraftingPlan, plan_drafting, with_drafter, with_drafting
+from homenode.engine.plan.drafting import DraftingPlan, plan_drafting, with_drafting
+from homenode.engine.plan.opened_model import open_engine_model
 from homenode.engine.plan.placement import UNPINNED, alone, team_groups
-from homenode.engine.plan.pooling import with_runner
 from homenode.errors import HomenodeError, InternalError
 from homenode.host.discovery.read import read_host
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import LiveSource
-from homenode.model.checkpoint.index import OpenedCheckpoint, drafting_of, open_checkpoint
+from homenode.model.checkpoint.index import drafting_of
 from homenode.model.identity import refuse_other_texts
 from homenode.model.spec import Checkpoint
 from homenode.model.weights.layout import WeightLayout
@@ -93,7 +93,7 @@ def load_part(
 ) -> LoadedPart:
     """Settle and load. `experts`: memory that belongs to `join.experts`. Raises as `build.build_engine`."""
     config, part = join.config, join.part
-    checkpoint = inside.checkpoint if inside else _opened(join)
+    checkpoint = inside.checkpoint if inside else open_engine_model(config, drafts=join.drafts)
     refuse_other_texts(f"worker {join.number}", str(config.model.path), join.texts, checkpoint.files.texts)
     if join.allowed_cpus:
         pin_process_threads(tuple(join.allowed_cpus))
@@ -138,13 +138,6 @@ def load_part(
     mark_phase("weights")
     notes = (*model.layout.notes, *model.notes, *(finding.text for finding in findings if finding.severity != "info"))
     return LoadedPart(backend, model, mine, geometry, sizes, binding, host, notes, drafting)
-
-
-def _opened(join: Join) -> OpenedCheckpoint:
-    """The model and what drafts for it, as the engine has opened them."""
-    config = join.config
-    checkpoint = with_runner(open_checkpoint(Path(str(config.model.path)), config.model.mmproj), config.model)
-    return with_drafter(checkpoint, config) if join.drafts else checkpoint
 
 
 def _load_drafting(
