@@ -14,7 +14,7 @@ from homenode.engine.inputs import PlacedRows
 from homenode.engine.kv.block_source import BlockSource
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.messages import Output
-from homenode.engine.request import Request, Urgency
+from homenode.engine.request import AdapterChoice, Request, Urgency
 from homenode.engine.scheduler.drafts.draft_choice import DraftChoice
 from homenode.engine.scheduler.events import (
     Aborted,
@@ -61,6 +61,7 @@ def limits_of(
     row_columns: int = 0,
 ) -> WorkerLimits:
     return WorkerLimits(
+        adapters=2,
         num_blocks=num_blocks,
         block_size=block_size,
         max_model_len=max_model_len,
@@ -174,6 +175,7 @@ class Bench:
         awaited: bool = True,
         urgency: Urgency = Urgency.USUAL,
         rows: List[PlacedRows] = (),
+        adapter: AdapterChoice | None = None,
         **params: object,
     ) -> int:
         """A request arrives; returns its id."""
@@ -191,6 +193,7 @@ class Bench:
             awaited=awaited,
             urgency=urgency,
             rows=tuple(rows),
+            adapter=adapter,
         )
         self.apply(RequestArrived(self.now, self.requests[number]))
         return number
@@ -476,7 +479,7 @@ class Bench:
         """Cached blocks come from sequences with the same salt; fresh ones are not in use by a step in flight."""
         for sequence in self.running():
             if sequence.allocation:
-                self._salt_of_seq[sequence.allocation.seq] = sequence.request.cache_salt
+                self._salt_of_seq[sequence.allocation.seq] = sequence.request.kv_scope
         started = {start.seq for start in step.starts}
         for item in step.items:
             salt = self._salt_of_seq[item.seq]

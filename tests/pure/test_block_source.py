@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from homenode.engine.kv.block_source import BlockSource
+from homenode.engine.request import AdapterChoice
 from homenode.engine.scheduler.peer_source import PeerSource
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.speculation.config import Speculation
@@ -170,6 +171,21 @@ def test_salts_keep_apart_what_is_stored() -> None:
     other = bench.submit(PROMPT, max_tokens=1, salt="bob")
     bench.settle()
     assert bench.store.pages_in == 0 and bench.cached(other) == 0
+
+
+def test_adapters_keep_apart_what_is_stored_and_what_is_cached() -> None:
+    """Known by what they are made of, whatever their number is after another start."""
+    bench = StoreBench()
+    first = bench.submit(PROMPT, max_tokens=1, adapter=AdapterChoice(0, "aa"))
+    bench.settle()
+    for adapter in (None, AdapterChoice(0, "bb")):
+        other = bench.submit(PROMPT, max_tokens=1, adapter=adapter)
+        bench.settle()
+        assert bench.store.pages_in == 0 and bench.cached(other) == 0
+    bench.empty_cache()
+    again = bench.submit(PROMPT, max_tokens=1, adapter=AdapterChoice(1, "aa"))
+    bench.settle()
+    assert bench.store.pages_in > 0 and bench.cached(again) > bench.cached(first) == 0
 
 
 def test_blocks_are_not_stored_from_memory_that_was_lost() -> None:

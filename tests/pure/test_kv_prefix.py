@@ -6,6 +6,8 @@ import json
 
 from homenode.engine.kv.blocks import BlockPool
 from homenode.engine.kv.prefix import HashChain, PrefixCache
+from homenode.engine.request import AdapterChoice, Request
+from homenode.sampling import SamplingParams
 from tests.paths import DATA, needs_data
 
 
@@ -32,6 +34,26 @@ def test_the_last_token_is_never_found() -> None:
     assert cache.lookup(cache.chain(""), [*tokens, 5]) == blocks[:4]
     assert cache.lookup(cache.chain(""), tokens[:4]) == []
     assert cache.lookup(cache.chain(""), tokens[:1]) == []
+
+
+def test_no_salt_stands_for_another_one_with_an_adapter() -> None:
+    def scope(salt: str, digest: str = "") -> str:
+        adapter = AdapterChoice(0, digest) if digest else None
+        return Request(id=1, prompt_ids=[1], params=SamplingParams(), cache_salt=salt, adapter=adapter).kv_scope
+
+    assert scope("mine") == "mine"  # KV that was kept on disk before there were adapters
+    asked = [
+        ("", ""),
+        ("", "d"),
+        ("d", ""),
+        ("\0/d", ""),
+        ("\0", ""),
+        ("\0", "d"),
+        ("\0\0/d", ""),
+        ("/d", ""),
+        ("", "e"),
+    ]
+    assert len({scope(*each) for each in asked}) == len(asked)
 
 
 def test_salts_keep_prefixes_apart() -> None:

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import msgspec
 
 from homenode.engine.binding import EngineBinding
-from homenode.engine.request import Request, TokenLogprob
+from homenode.engine.request import AdapterChoice, Request, TokenLogprob
 from homenode.model.identity import ModelIdentity
 from homenode.model.pooling import TextForm
 from homenode.transfer.scheduler_events import TransferStats
@@ -106,6 +106,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     pooling: PoolingReady | None = None  # None: it generates text
     row_columns: int = 0  # of rows that prompts may have in places of embeddings; 0: they have token ids alone
     identity: ModelIdentity | None = None  # of the model that its workers have read; None: nobody says
+    adapters: dict[str, AdapterChoice] = {}  # by the names under which clients ask for the model with one
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):

@@ -21,6 +21,15 @@ class Urgency(IntEnum):
     BACKGROUND = 1  # nobody waits for it: it has what others leave, in steps that a newcomer hardly notices
 
 
+class AdapterChoice(msgspec.Struct, frozen=True, array_like=True):
+    """The adapter of a request: what changes the weights of the model for it alone. `number`: by which the workers know
+    it, counted from 0; `digest`: of all that it is made of, so that it is known wherever its KV is found again.
+    """
+
+    number: int
+    digest: str
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sequence to continue. `id` is chosen by the client and unique for the life of the engine."""
 
@@ -43,6 +52,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     begun: list[int] = []
     name: str = ""  # by which its client and the logs of others know it
     rows: list[PlacedRows] = []  # what takes the place of embeddings in the prompt, in the order of positions
+    adapter: AdapterChoice | None = None
+
+    @property
+    def kv_scope(self) -> str:
+        """Return within what cached prefixes are shared, and past answers drafted from: the salt, and the adapter. No
+        salt gives that of another one with an adapter: a null character in it is never followed by a slash.
+        """
+        salt = self.cache_salt.replace("\0", "\0\0") if "\0" in self.cache_salt else self.cache_salt
+        return salt if self.adapter is None else f"{salt}\0/{self.adapter.digest}"
 
 
 def session_ticket(key: str, cache_salt: str, session: str) -> str:

@@ -34,6 +34,7 @@ class StartSequence(msgspec.Struct, frozen=True, array_like=True):
     second_from: int = 0  # see `Request.second_from`
     grids: list[tuple[int, int, int]] = []  # the places of pictures: see `inputs.PictureGrid`
     spans: list[tuple[int, int]] = []  # positions first .. past - 1 that see each other
+    adapter: int = -1  # the number of its adapter; -1: none
 
 
 class StepItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -164,4 +165,5 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
     pools: bool = False  # texts become vectors or scores, and nothing is generated
     max_drafted: int = 0  # tokens that it expects to follow, at most, which it tells with an `Advance`
     row_columns: int = 0  # of rows that prompts may have in places of embeddings; 0: they have token ids alone
+    adapters: int = 0  # that requests may have
     group_blocks: int = 1  # KV blocks that a sequence had best have next to each other, see `kv.groups`

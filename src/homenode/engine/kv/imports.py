@@ -45,7 +45,7 @@ class KvImports:
             return False
         same = offer.page_tokens == allocator.block_size
         asked = sequence.request
-        chain = sequence.chain if same else allocator.cache.chain(asked.cache_salt, offer.page_tokens, asked.rows)
+        chain = sequence.chain if same else allocator.cache.chain(asked.kv_scope, offer.page_tokens, asked.rows)
         return chain.identities(sequence.tokens, positions, allocator.state_pages) == offer.identities
 
     # Offers

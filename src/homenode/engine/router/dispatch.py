@@ -107,7 +107,7 @@ class Dispatcher:
         if request.params.leaves_seed_open:  # known here, so that another engine can draw what this one would have
             params = msgspec.structs.replace(request.params, seed=self._seeds.getrandbits(63))
             request = msgspec.structs.replace(request, params=params)
-        routed = self._router.new_request(request.prompt_ids, request.cache_salt, request.rows)
+        routed = self._router.new_request(request.prompt_ids, request.kv_scope, request.rows)
         stream = RoutedStream(self, request, routed)
         self._streams[request.id] = stream
         if self._ending is None:

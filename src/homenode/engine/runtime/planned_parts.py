@@ -5,19 +5,22 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from homenode.engine.kv.block_source import BlockSource
 from homenode.engine.memory.sizing import Sizes
 from homenode.engine.memory.state_sizing import state_bytes
 from homenode.engine.messages import EngineReady
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.pooling import pooling_ready
+from homenode.engine.request import AdapterChoice
 from homenode.engine.runtime.engine import MakeDrafter
 from homenode.engine.scheduler.drafts.draft_choice import DraftChoice
 from homenode.engine.scheduler.drafts.drafter import Drafter
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler.steps.step_costs import StepCosts
 from homenode.engine.step import WorkerLimits
-from homenode.model.checkpoint.index import mmproj_of
+from homenode.model.checkpoint.index import adapters_of, mmproj_of
 from homenode.model.facts import model_facts
 from homenode.model.weights.layout import DTYPES
 from homenode.sampling import is_open_seed
@@ -45,7 +48,7 @@ def make_scheduler(
     return Scheduler(
         config.scheduler,
         config.kv,
-        limits,
+        replace(limits, adapters=len(adapters_of(plan.checkpoint))),
         plan.checkpoint.spec.eos_token_ids,
         lookahead=lookahead if stages == 1 else 0,
         stages=stages,
@@ -92,4 +95,8 @@ def ready_message(
         },
         pooling=pooling_ready(spec, config.model),
         row_columns=sizes.row_columns,
+        adapters={
+            adapter.name: AdapterChoice(number, adapter.digest)
+            for number, adapter in enumerate(adapters_of(plan.checkpoint))
+        },
     )

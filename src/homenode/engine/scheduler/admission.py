@@ -35,6 +35,9 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
             else "this engine generates text; vectors or scores need --runner pooling",
             param="model",
         )
+    if request.adapter is not None and not 0 <= request.adapter.number < limits.adapters:
+        text = f"this engine has {format_count(limits.adapters, 'adapter')} and none of the number "
+        return UserError(f"{text}{request.adapter.number}", param="model")
     prompt = len(request.prompt_ids) + len(request.begun)  # all to be computed before it goes on
     error = (
         _bad_rows(request, limits)

@@ -102,7 +102,7 @@ class Arrivals:
             params=params,
             order=(request.priority, request.arrival, self._arrivals),
             max_len=longest_sequence(self._limits),
-            chain=self._allocator.cache.chain(request.cache_salt, rows=request.rows),
+            chain=self._allocator.cache.chain(request.kv_scope, rows=request.rows),
             tokens=[*request.prompt_ids, *request.begun],
             deadline=min(times, default=None),
             stops=self._stops(params),

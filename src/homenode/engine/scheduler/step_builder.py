@@ -47,6 +47,7 @@ class StepBuilder:
                         sequence.request.second_from,
                         [(grid.first, grid.rows, grid.columns) for grid in grids_of(sequence.request.rows)],
                         spans_of(sequence.request.rows),
+                        -1 if sequence.request.adapter is None else sequence.request.adapter.number,
                     )
                 )
             parts.append((sequence, allocation, self._part(sequence, allocation, count)))

@@ -79,6 +79,9 @@ def build_batch(
     if seconds.any():
         after = np.repeat(np.where(seconds > 0, seconds, np.iinfo(np.int32).max), counts)
         arrays.token_types = (positions >= after).astype(np.int32)
+    adapters = table.adapter[slots]
+    if adapters.any():
+        arrays.adapters = adapters - 1
     if table.pictures:
         add_pictures(arrays, items, slots, table)
     if table.has_state:

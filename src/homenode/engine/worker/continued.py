@@ -69,6 +69,7 @@ class Batches:
         arrays = StepArrays(
             table.last_token[slots], before.positions + 1, before.query_start, ends, blocks, before.sample_rows
         )
+        arrays.adapters = before.adapters
         if before.rope_positions is not None:
             arrays.rope_positions = before.rope_positions + 1
         if table.has_state:

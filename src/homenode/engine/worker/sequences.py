@@ -91,6 +91,7 @@ class SequenceTable:
         self.num_blocks = np.zeros(_FIRST_SLOTS, np.int32)
         self.state_slot = np.zeros(_FIRST_SLOTS, np.int32)
         self.second_from = np.zeros(_FIRST_SLOTS, np.int32)  # of two texts, where the second begins; 0: there is one
+        self.adapter = np.zeros(_FIRST_SLOTS, np.int32)  # counted from 1; 0: none
         self.blocks = np.zeros((_FIRST_SLOTS, _FIRST_BLOCKS), np.int32)
         self.settings = SamplingArrays.of(_FIRST_SLOTS, temperature=0.0).settings  # of unused slots: greedy draws
         self.seed = np.zeros(_FIRST_SLOTS, np.uint64)
@@ -145,6 +146,7 @@ class SequenceTable:
         self.num_blocks[slot] = 0
         self.state_slot[slot] = start.state_slot
         self.second_from[slot] = start.second_from
+        self.adapter[slot] = start.adapter + 1
         if start.grids or start.spans:
             self.pictures[slot] = PicturePlaces.of(start)
         self._set_sampling(slot, start.params, start.surprise_limit)

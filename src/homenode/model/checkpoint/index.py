@@ -33,12 +33,22 @@ _ADAPTER = "adapter_config.json"
 _MOST_TENSORS = 2**17 + 3 * limits.MOST_EXPERTS_IN_ALL
 
 
+@dataclass(frozen=True)
+class OpenedAdapter:
+    """What changes the weights of a model for those requests that ask for it by `name`. `digest`: of all that it is
+    made of.
+    """
+
+    name: str
+    digest: str
+
+
 @dataclass
 class OpenedCheckpoint:
     """A checkpoint whose headers were read and checked (the protocol is `model.spec.Checkpoint`). No file is
     kept open. `prediction`: its block that predicts further tokens, as a model of its own; `drafting`: what drafts for
     it, where something does. `left_heads`: the first tensor of a block that predicts and cannot be run here. `mmproj`:
-    the file that has the tower of a GGUF model, if there is one.
+    the file that has the tower of a GGUF model, if there is one. `adapters`: that requests may have.
     """
 
     path: Path
@@ -50,6 +60,12 @@ class OpenedCheckpoint:
     left_heads: str = ""
     drafting: OpenedCheckpoint | None = None
     mmproj: Path | None = None
+    adapters: tuple[OpenedAdapter, ...] = ()
+
+
+def adapters_of(checkpoint: Checkpoint) -> tuple[OpenedAdapter, ...]:
+    """Return the adapters that stand beside a model, in the order of their numbers."""
+    return checkpoint.adapters if isinstance(checkpoint, OpenedCheckpoint) else ()
 
 
 def drafting_of(checkpoint: Checkpoint) -> OpenedCheckpoint | None:

@@ -178,7 +178,7 @@ class DraftChoice(Drafter):
             self._indexed -= drafts.counted
             self._bound -= sequence.params.grammar is not None
         if sequence.request.speculative and self._speculation.looks_up and sequence.num_outputs > 2:
-            self._answers.add(sequence.request.cache_salt, sequence.tokens, sequence.num_prompt)
+            self._answers.add(sequence.request.kv_scope, sequence.tokens, sequence.num_prompt)
 
     # Inside
 
@@ -192,7 +192,7 @@ class DraftChoice(Drafter):
             if not sequence.request.speculative or not sequence.samples:
                 return None
             lookup_min = self._speculation.lookup_min if self._speculation.looks_up else 0
-            answers = self._answers.of(sequence.request.cache_salt) if lookup_min else None
+            answers = self._answers.of(sequence.request.kv_scope) if lookup_min else None
             small = self._indexed > _MOST_INDEXED
             source: Source = "model" if self._by_workers else "grammar"
             sequence.drafts = SequenceDrafts(sequence.tokens, self.acceptance, lookup_min, answers, source, small=small)
