@@ -15,7 +15,7 @@ import pytest
 
 from homenode.chat.template_messages import text_of
 from homenode.engine.messages import EngineReady, Output, PoolingReady
-from homenode.engine.request import Request
+from homenode.engine.request import AdapterChoice, Request
 from homenode.errors import UserError
 from homenode.model.tokenizer.fill_in_middle import FillInMiddleTokens
 from homenode.model.tokenizer.surrounding_tokens import SurroundingTokens
@@ -327,6 +327,22 @@ def test_a_model_is_found_with_the_name_to_answer_under(table: Table) -> None:
     assert models.find(None) == AskedModel(models.first, models.first.name)
     with pytest.raises(ApiError, match="`model` is `teller:latest`"):
         models.find("teller:latest")
+
+
+def test_a_name_of_a_model_with_an_adapter_reaches_the_engine(table: Table) -> None:
+    """It is a name of the model in all lists; every request for it has the adapter, and no other."""
+    client, choice = ScriptedClient(), AdapterChoice(1, "d1")
+    client.ready = msgspec.structs.replace(client.ready, adapters={"tuned": choice})
+    state = ServerState(
+        [ModelParts(client, ByteTokenizer(), ServedModelConfig(served_model_name=("teller",)))], ServerConfig(port=0)
+    )
+    table.app = create_app(state)
+    for name in ("tuned", "teller"):
+        for path, body, *_ in (APIS[api] for api in ("completions", "chat")):
+            assert table.ask(path, body | {"model": name}).json()["model"] == name
+    assert [request.adapter for request in client.requests] == [choice, choice, None, None]
+    assert state.models.find("tuned:latest", ":latest").adapter == choice
+    assert {model["id"] for model in table.ask("/v1/models").json()["data"]} == {"teller", "tuned"}
 
 
 def test_two_models_of_one_name_are_refused() -> None:

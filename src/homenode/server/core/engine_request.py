@@ -28,6 +28,7 @@ def engine_request(
         priority=priority,
         urgency=Urgency.BACKGROUND if who.background else Urgency.USUAL,
         key=who.name,
+        adapter=asked_model.adapter,
         name="" if mark is None else mark.request_id,
         **own,
     )

@@ -130,7 +130,7 @@ class KeptModels:
         if kept.served is None:
             text = f"the model `{kept.name}` is not loaded; ask it something, or POST /models/load"
             raise ApiError(503, text, param="model", code="model_not_loaded", retry_after_s=1)
-        return AskedModel.by(kept.served, name)
+        return AskedModel.by(kept.served, name, tag)
 
     @property
     def first(self) -> ServedModel:
@@ -154,7 +154,7 @@ class KeptModels:
             lease = await unless_gone(request.receive, self._wait(name, tag))
         exchange.add(lease)
         assert lease.kept.served is not None  # it is usable
-        return AskedModel.by(lease.kept.served, name)
+        return AskedModel.by(lease.kept.served, name, tag)
 
     def _usable(self, kept: KeptModel) -> bool:
         return (

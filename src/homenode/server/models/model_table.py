@@ -106,7 +106,7 @@ class ModelTable:
         if model.lost is not None:
             text = f"the engine of the model `{model.name}` is gone"
             raise ApiError(503, text, param="model", code="engine_lost", retry_after_s=5)
-        return AskedModel.by(model, name)
+        return AskedModel.by(model, name, tag)
 
     async def obtain(self, request: Request, name: str | None, tag: str = "", *, stream: bool = False) -> AskedModel:
         """The same for a request, which never waits: all are loaded."""

@@ -13,6 +13,7 @@ import msgspec
 
 from homenode import __version__
 from homenode.engine.messages import EngineReady
+from homenode.engine.request import AdapterChoice
 from homenode.engine.token_rules import TokenRules
 from homenode.server.http.config import ServedModelConfig
 from homenode.server.interfaces.client import EngineClient
@@ -41,8 +42,9 @@ class ModelParts:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that it answers to; the first is its own."""
-        return self.config.served_model_name or (_public_name(self.client.ready.model),)
+        """The names that it answers to, with an adapter or without; the first is its own."""
+        own = self.config.served_model_name or (_public_name(self.client.ready.model),)
+        return (*own, *self.client.ready.adapters)
 
 
 class ServedModel:
@@ -117,16 +119,19 @@ class ServedModel:
 @dataclass(frozen=True, slots=True)
 class AskedModel:
     """A model as a request asks for it, from the table of models to the requests that the engine gets for it
-    (`core.engine_request`). `name`: the one to answer under, which is what it was asked by, if any.
+    (`core.engine_request`). `name`: the one to answer under, which is what it was asked by, if any. `adapter`: what that
+    name means besides the model.
     """
 
     model: ServedModel
     name: str
+    adapter: AdapterChoice | None = None
 
     @classmethod
-    def by(cls, model: ServedModel, asked: str | None) -> AskedModel:
-        """The model, asked for by this name; None: by none, which means its first."""
-        return cls(model, asked or model.name)
+    def by(cls, model: ServedModel, asked: str | None, tag: str = "") -> AskedModel:
+        """The model, asked for by this name, behind which `tag` may stand; None: by none, which means its first."""
+        name, adapters = asked or model.name, model.ready.adapters
+        return cls(model, name, adapters.get(name) or adapters.get(name.removesuffix(tag)))
 
 
 def _public_name(model: str) -> str:
