@@ -17,7 +17,7 @@ import pytest
 from tests.paths import ROOT
 
 PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/glossary.md", "docs/life-of-a-request.md", "docs/where.md")
-MOST_TERMS = 72
+MOST_TERMS = 73
 LEAST_RECIPES = 20
 _BASES = (ROOT, ROOT / "src/homenode", ROOT / "csrc")
 _CODE = re.compile(r"`([^`\n]+)`")
