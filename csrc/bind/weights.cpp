@@ -269,6 +269,8 @@ void bind_weights(nb::module_& m) {
   m.def(
       "can_decode", [](int format) { return can_decode(static_cast<Format>(format)); }, nb::arg("format"),
       "Of a GGUF type number.");
+  m.def("tile_tokens", &linear_tile_tokens, nb::arg("level"),
+        "Tokens that a tile of a product takes at a level: a step costs by whole tiles.");
   nb::enum_<NumaPolicy>(m, "NativeNumaPolicy", "Where a weight lies when its thread pool has several homes.")
       .value("shard", NumaPolicy::shard)
       .value("mirror", NumaPolicy::mirror)

@@ -46,6 +46,11 @@ const LinearTable& linear_table(Level level) {
   }
 }
 
+int linear_tile_tokens(Level level) {
+  const LinearTable& table = linear_table(level);
+  return table.panels[0].unpack ? table.panels[0].max_tokens : table.coded[0].tokens_of_many;
+}
+
 void linear_finish() {
   if (const auto finish = linear_table(current_level()).finish) finish();
 }

@@ -68,6 +68,8 @@ size_t linear_scratch_bytes(int64_t max_tokens, int64_t columns, const Weight* c
 bool linear_needs_prepare(const LinearArgs&);
 void linear_prepare(const LinearArgs&, int thread, int threads);
 void linear_multiply(const LinearArgs&, int thread, int threads);
+// Tokens that a tile of block formats takes where a step has several tiles: a part of one costs nearly as much.
+int linear_tile_tokens(Level);
 // A thread's last product of a step is done: what the level keeps in its registers can go. Left out, it costs time and
 // nothing else.
 void linear_finish();

@@ -71,6 +71,27 @@ def learned(token_s: float, weights_s: float) -> StepCosts:
 
 
 @given(
+    st.sampled_from([0.0005, 0.002, 0.007]), st.integers(1, 40), st.integers(0, 8000), st.sampled_from([2, 4, 6, 16, 32])
+)
+def test_a_small_piece_makes_whole_tiles_with_the_rows_that_decode(
+    token_s: float, rows: int, start: int, tile: int
+) -> None:
+    """As far as the tiles' tokens fit, the piece has more than half of what would, and tiles are few."""
+    costs, decodes = learned(token_s, 0.005), StepLoad(rows, rows, 100 * rows, 100 * rows, rows)
+    limit = time_limit(costs.seconds(decodes), 0.15, answering=True, in_flight_s=0.0, stages=1)
+    most = costs.fitting(decodes, NO_LOAD, start, 9000, limit, scored=False)
+    bound = TimeBound(costs, limit, whole=False, tile_tokens=tile)
+    count = bound.fitting(decodes, NO_LOAD, start, 9000, scored=False)
+    whole = (rows + most) // tile * tile - rows
+    if LEAST_PIECE <= most < 8 * tile and 2 * whole >= most:
+        assert count == whole
+    else:
+        assert count == TimeBound(costs, limit, whole=False).fitting(decodes, NO_LOAD, start, 9000, scored=False)
+    prompts = StepLoad.of_sequence(start, 16, 1)  # the tiles that a first prompt left are not cut again for another
+    assert bound.fitting(decodes, prompts, 0, 9000, scored=False) % ALIGNMENT == 0
+
+
+@given(
     st.sampled_from([0.0005, 0.007, 0.03]), st.sampled_from([0.005, 0.1]), st.integers(0, 8000), st.floats(0.05, 0.4)
 )
 def test_the_first_prompt_s_piece_is_as_near_to_the_bound_as_tokens_are(

@@ -167,3 +167,4 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
     row_columns: int = 0  # of rows that prompts may have in places of embeddings; 0: they have token ids alone
     adapters: int = 0  # that requests may have
     group_blocks: int = 1  # KV blocks that a sequence had best have next to each other, see `kv.groups`
+    tile_tokens: int = 1  # tokens of a step that products compute together, so that it costs by multiples of them

@@ -84,6 +84,7 @@ class NativeBackend:
         if not cpus:
             raise UserError("the native backend needs at least one thread", param="threads")
         self._level = choose_level(level)
+        self.tile_tokens = _native.tile_tokens(self._level)
         with host_errors():
             self._pool = _native.ThreadPool(list(cpus), spin_us, True, groups)
         # The CPUs that each thread is bound to.

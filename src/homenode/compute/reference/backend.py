@@ -43,6 +43,7 @@ class ReferenceBackend:
     """
 
     name = "reference"
+    tile_tokens = 1
 
     def __init__(self) -> None:
         self._weight_bytes = 0

@@ -50,6 +50,7 @@ class TorchBackend:
     """
 
     name = "torch"
+    tile_tokens = 1
 
     def __init__(self, device: TorchDevice, attention: str = "auto", capture: Capture | None = None) -> None:
         """`attention`: as --attention-backend; `capture`: how steps that only decode are captured, None:

@@ -101,6 +101,7 @@ class Fits(msgspec.Struct, frozen=True, tag=True):
     shared_weight_bytes: int = 0  # of experts that other engines keep, beside `weight_bytes` of its own
     state_slots: int = 0  # of the state memory that would fit beside the blocks; 0: no layer of it keeps a state
     identity: ModelIdentity | None = None
+    tile_tokens: int = 1  # see `WorkerLimits`
 
 
 class Lay(msgspec.Struct, frozen=True, tag=True):

@@ -59,6 +59,7 @@ class Sizes:
     pools: bool = False
     row_columns: int = 0  # of rows that prompts may have in places of embeddings; 0: they have none
     group_blocks: int = 1  # see `EnginePlan`
+    tile_tokens: int = 1  # see `WorkerLimits`
     max_drafted: int = 0  # tokens that workers draft behind those of a sequence, at most
 
     def step_limits(self) -> StepLimits:
@@ -83,6 +84,7 @@ class Sizes:
             pools=self.pools,
             row_columns=self.row_columns,
             group_blocks=self.group_blocks,
+            tile_tokens=self.tile_tokens,
             max_drafted=self.max_drafted,
         )
 

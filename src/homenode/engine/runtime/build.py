@@ -224,7 +224,8 @@ def _sizes(plan: EnginePlan, fits: Sequence[Fits]) -> Sizes:
     interval = state_interval(plan.config, plan.whole_geometry)
     pages = state_pages(spec, _parts(plan), plan.geometries) if plan.config.transfer.on else 0
     whole = plan.config.transfer.on and (pages > 0 or kv_cells(spec) is not None)
-    sizes = replace(sizes, num_blocks=blocks, state_slots=slots, state_interval=interval)
+    tile = max(fit.tile_tokens for fit in fits)
+    sizes = replace(sizes, num_blocks=blocks, state_slots=slots, state_interval=interval, tile_tokens=tile)
     most = plan.config.speculation.resolved().max_drafted if drafting_of(plan.checkpoint) is not None else 0
     sizes = replace(sizes, state_pages=pages, whole_pages=whole, group_blocks=plan.group_blocks, max_drafted=most)
     if not _grows(plan):

@@ -34,9 +34,10 @@ class Planner:
         counters: SchedulerCounters,
         costs: StepCosts,
         drafter: Drafter | None = None,
+        tile_tokens: int = 1,
     ) -> None:
-        """`drafter`: guesses tokens; None: nobody does."""
-        self._config, self._max_rows, self._batching = config, max_rows, batching
+        """`drafter`: guesses tokens; None: nobody does. `tile_tokens`: see `WorkerLimits`."""
+        self._config, self._max_rows, self._batching, self._tile_tokens = config, max_rows, batching, tile_tokens
         self._step_s = config.step_time / 1000.0
         self._lists, self._allocator, self._kv_imports = lists, allocator, kv_imports
         self._counters, self._costs, self._drafter = counters, costs, drafter
@@ -105,6 +106,7 @@ class Planner:
                 limit,
                 whole=not self._config.enable_chunked_prefill,
                 yielding=yielding_limit(alone_s, self._step_s),
+                tile_tokens=self._tile_tokens,
             )
         return limit > 0.0
 

@@ -67,7 +67,8 @@ class PartWorker:
         sizes, seconds = loaded.sizes, time.monotonic() - begin
         identity = loaded.model.identity
         own = kept.own - (0 if loaded.drafting is None else loaded.drafting.plan.beside_weights)
-        return Fits(sizes.num_blocks, own, seconds, list(notes), kept.common, sizes.state_slots, identity)
+        tile = loaded.backend.tile_tokens
+        return Fits(sizes.num_blocks, own, seconds, list(notes), kept.common, sizes.state_slots, identity, tile)
 
     def lay(
         self,

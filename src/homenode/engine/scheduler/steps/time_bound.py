@@ -21,6 +21,7 @@ from homenode.engine.scheduler.steps.step_load import StepLoad
 
 FIRST_PIECE: Final = 64  # tokens of a prompt in a step, while nothing is known of what they cost
 ALIGNMENT: Final = 16  # positions at a multiple of which a piece ends: a tile of keys, and rows that kernels like
+_MOST_TILES: Final = 8  # of a product's rows, for which a step is cut to whole ones
 _SHORT_SHARE: Final = 1 / 6  # of `--step-time`, for prompts that others are hardly to notice...
 _BACKGROUND_DECODES: Final = 3.0  # ...and at least so many times what their decodes take, where nobody waits for them
 _YIELDING_DECODES: Final = 1.5  # times what their decodes take, at least, for prompts of keys that had more than others
@@ -32,11 +33,14 @@ _LEAST_READINGS = 4.0  # ...and those that leave less than so many times what a 
 class TimeBound:
     """The bound of the step that is being planned. `keep` leaves a share of what prompts may have to one of them."""
 
-    def __init__(self, costs: StepCosts, limit: float, *, whole: bool, yielding: float = math.inf) -> None:
+    def __init__(
+        self, costs: StepCosts, limit: float, *, whole: bool, yielding: float = math.inf, tile_tokens: int = 1
+    ) -> None:
         """`limit`: seconds of the whole step. `whole`: prompts are not cut. `yielding`: seconds of the step within
-        which prompts of keys are that had more than others.
+        which prompts of keys are that had more than others. `tile_tokens`: see `WorkerLimits`.
         """
         self._costs, self._limit, self._whole, self._yielding = costs, limit, whole, yielding
+        self._tile_tokens = tile_tokens
         self._kept = 0.0
 
     def left(self, decodes: StepLoad, prompts: StepLoad) -> float:
@@ -66,10 +70,21 @@ class TimeBound:
             return count
         if self._whole:
             return count if first else 0
+        if first and (tiled := self._whole_tiles(decodes.tokens, fits)):
+            return tiled
         aligned = (start + fits) // ALIGNMENT * ALIGNMENT - start
         if fits >= ALIGNMENT and (2 * aligned >= fits or not first):
             return aligned
         return min(count, max(LEAST_PIECE, self._nearest(decodes, start, fits, limit, scored=scored))) if first else 0
+
+    def _whole_tiles(self, rows: int, fits: int) -> int:
+        """Return how many tokens of a step's first prompt, at most `fits`, make whole tiles with so many rows that
+        decode: one token more would cost as much as a tile. 0: of few they would leave too many out, and of many a
+        tile is a small part.
+        """
+        tile = self._tile_tokens
+        tokens = (rows + fits) // tile * tile - rows
+        return tokens if 2 * tokens >= fits >= LEAST_PIECE and fits < _MOST_TILES * tile else 0
 
     def _nearest(self, decodes: StepLoad, start: int, fits: int, limit: float, *, scored: bool) -> int:
         """`fits`, or one token more where that comes nearer to the limit: of so few tokens one is a large part."""
