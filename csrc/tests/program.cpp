@@ -127,7 +127,8 @@ class Model {
     const Tensor index = r.adapter_index();
     const Tensor inner = taken(
         r.linear_indexed(x, {weight(kRank, shape_.hidden), nullptr, weight(kRank, shape_.hidden)}, index, nullptr, 0));
-    return taken(r.linear_indexed(inner, {weight(kColumns, kRank), weight(kColumns, kRank), nullptr}, index, &y, kFirst));
+    return taken(
+        r.linear_indexed(inner, {weight(kColumns, kRank), weight(kColumns, kRank), nullptr}, index, &y, kFirst));
   }
 
   static Tensor selected(Recorder& r, const Tensor& x, bool here) { return here ? taken(r.select(x)) : x; }

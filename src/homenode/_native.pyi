@@ -112,6 +112,11 @@ def has_kernel(format: int) -> bool:
 def can_decode(format: int) -> bool:
     """Of a GGUF type number."""
 
+def tile_tokens(level: Level) -> int:
+    """
+    Tokens that a tile of a product takes at a level: a step costs by whole tiles.
+    """
+
 class NativeNumaPolicy(enum.Enum):
     """Where a weight lies when its thread pool has several homes."""
 

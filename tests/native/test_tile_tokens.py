@@ -8,7 +8,7 @@ from homenode import _native
 from homenode.compute.native import NativeBackend
 from homenode.compute.native.capability import available_levels
 
-KNOWN = {"scalar": 1, "avx2": 2, "avx2vnni": 2, "avx512": 6, "avx512bf16": 6, "amx": 32}
+KNOWN = {"scalar": 1, "avx2": 2, "avx2vnni": 2, "avx512": 6, "avx512bf16": 6, "amx": 12}
 
 
 @pytest.mark.parametrize("name", available_levels())

@@ -20,8 +20,8 @@ def open_engine_model(config: EngineConfig, *, drafts: bool = True) -> OpenedChe
 
 
 def as_asked(checkpoint: OpenedCheckpoint, config: EngineConfig, *, drafts: bool = True) -> OpenedCheckpoint:
-    """The model as it is run, and what stands beside it by these settings. UserError, naming the setting, where what was
-    asked for is not there or cannot; UnsupportedError for a model that cannot do what is asked.
+    """The model as it is run, and what stands beside it by these settings. UserError, naming the setting, where what
+    was asked for is not there or cannot; UnsupportedError for a model that cannot do what is asked.
     """
     checkpoint = with_runner(checkpoint, config.model)
     return with_drafter(checkpoint, config) if drafts else checkpoint

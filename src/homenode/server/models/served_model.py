@@ -119,8 +119,8 @@ class ServedModel:
 @dataclass(frozen=True, slots=True)
 class AskedModel:
     """A model as a request asks for it, from the table of models to the requests that the engine gets for it
-    (`core.engine_request`). `name`: the one to answer under, which is what it was asked by, if any. `adapter`: what that
-    name means besides the model.
+    (`core.engine_request`). `name`: the one to answer under, which is what it was asked by, if any. `adapter`: what
+    that name means besides the model.
     """
 
     model: ServedModel
