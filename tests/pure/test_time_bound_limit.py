@@ -71,7 +71,10 @@ def learned(token_s: float, weights_s: float) -> StepCosts:
 
 
 @given(
-    st.sampled_from([0.0005, 0.002, 0.007]), st.integers(1, 40), st.integers(0, 8000), st.sampled_from([2, 4, 6, 16, 32])
+    st.sampled_from([0.0005, 0.002, 0.007]),
+    st.integers(1, 40),
+    st.integers(0, 8000),
+    st.sampled_from([2, 4, 6, 16, 32]),
 )
 def test_a_small_piece_makes_whole_tiles_with_the_rows_that_decode(
     token_s: float, rows: int, start: int, tile: int
