@@ -48,6 +48,13 @@ class DiskConfig:
     )
 
     @property
+    def outlives(self) -> bool:
+        """Return whether what is kept is there after the process, and for others: then the blocks of a model say what
+        is in its files, so that none outlives a model that was changed.
+        """
+        return self.kv_disk is not None
+
+    @property
     def on(self) -> bool:
         """Return whether KV is kept anywhere besides KV memory: on disk, or in other memory."""
-        return self.kv_disk is not None or self.kv_park_size > 0
+        return self.outlives or self.kv_park_size > 0

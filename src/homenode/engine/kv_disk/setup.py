@@ -39,8 +39,8 @@ class KvDiskSetup:
         """
         self._config, self._model, self._tokens = config, model, block_tokens
         self._key = None if config.kv_disk_key is None else read_key(config.kv_disk_key)
-        if config.kv_disk is None and seed is None:
-            seed = secrets.token_bytes(32)  # nothing outlives the process
+        if not config.outlives and seed is None:
+            seed = secrets.token_bytes(32)
         self._facts = {**facts, "layout": str(VERSION), "block_tokens": str(block_tokens)}
         if seed is not None:
             self._facts["seed"] = hashlib.blake2b(seed, person=b"kv-disk-seed", digest_size=16).hexdigest()

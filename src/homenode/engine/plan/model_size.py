@@ -10,8 +10,9 @@ from homenode.engine.backend import make_backend
 from homenode.engine.config import EngineConfig
 from homenode.engine.memory.sizing import model_length, step_bytes
 from homenode.engine.memory.state_sizing import least_kv_memory
+from homenode.engine.plan.opened_model import as_asked
 from homenode.engine.plan.placement import UNPINNED
-from homenode.engine.plan.pooling import for_runner, with_runner
+from homenode.engine.plan.pooling import for_runner
 from homenode.model.checkpoint.index import OpenedCheckpoint
 from homenode.model.spec import ModelSpec
 from homenode.model.weights.load import kv_geometry_of, plan_model
@@ -38,7 +39,7 @@ def size_model(config: EngineConfig, checkpoint: OpenedCheckpoint) -> tuple[Engi
     Left open, KV memory may be as large as the weights, and holds one sequence of full length at least: that depends on
     the model alone, and not on who else is there.
     """
-    checkpoint = with_runner(checkpoint, config.model)
+    checkpoint = as_asked(checkpoint, config, drafts=False)
     config = for_runner(EngineAssignment(config), checkpoint.spec).config
     backend = make_backend(config.compute, (UNPINNED,))
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)

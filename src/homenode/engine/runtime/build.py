@@ -292,7 +292,7 @@ def _disk_setup(plan: EnginePlan, backend: Backend, identity: ModelIdentity | No
     weights = None if identity is None else identity.weights
     kept_as, longest = plan.kept_as(backend), config.model.max_model_len
     facts = facts_of_kv(plan.checkpoint, plan.whole_geometry, kept_as, longest, weights) | {
-        "content": content_digest(plan.checkpoint, KeptDigests()) if config.disk.kv_disk is not None else "",
+        "content": content_digest(plan.checkpoint, KeptDigests()) if config.disk.outlives else "",
         "figures": "" if identity is None else identity.figures,
         "ranks": str(parallel.tensor_parallel_size),
         "stages": ",".join(str(part.layers.end) for part in _parts(plan)),

@@ -178,7 +178,7 @@ RULES = (
         "snapshots are kept for the prefix cache, which is off",
     ),
     *(
-        Rule("disk", setting, lambda at: at.config.disk.kv_disk is not None, "KV is kept on no disk (--kv-disk)")
+        Rule("disk", setting, lambda at: at.config.disk.outlives, "KV is kept on no disk (--kv-disk)")
         for setting in ("kv_disk_size", "kv_disk_key", "kv_session_ttl")
     ),
     *(
