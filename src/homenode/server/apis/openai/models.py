@@ -94,7 +94,7 @@ def _kept(kept: KeptModel, name: str, started: int) -> Model:
         created=started,
         root=kept.name,
         max_model_len=kept.served.ready.max_model_len if kept.served is not None else None,
-        aliases=list(kept.planned.entry.aliases),
+        aliases=list(kept.planned.entry.names[1:]),
         status=status_of(kept),
     )
 
