@@ -10,7 +10,6 @@ from homenode.compute.ops import KvGeometry
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import CPU
 from homenode.engine.disk_config import DiskConfig
-from homenode.engine.kv_disk.key_file import read_key
 from homenode.errors import UnsupportedError, UserError
 
 
@@ -47,6 +46,8 @@ def _folder_error(path: str, why: str) -> UserError:
 def _key_problem(config: DiskConfig) -> UserError | None:
     if config.kv_disk_key is None:
         return None
+    from homenode.engine.kv_disk.key_file import read_key  # an engine that encrypts nothing starts sooner without
+
     try:
         read_key(config.kv_disk_key)
     except UserError as error:
