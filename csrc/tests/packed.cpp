@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "host/arena.h"
+#include "linear/linear.h"
 #include "quant/checksum.h"
 #include "quant/coding.h"
 #include "tests/cases.h"
