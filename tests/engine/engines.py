@@ -41,6 +41,11 @@ def run_all(
     requests = [
         Request(id=first_id + i, prompt_ids=p, params=s) for i, (p, s) in enumerate(zip(prompts, params, strict=True))
     ]
+    return outputs_of(engine, requests)
+
+
+def outputs_of(engine: LocalEngine, requests: Sequence[Request]) -> list[list[Output]]:
+    """All outputs of each of these requests, handed in together."""
     sink: SimpleQueue[Output] = SimpleQueue()
     engine.submit(requests, sink)
     found: dict[int, list[Output]] = {request.id: [] for request in requests}

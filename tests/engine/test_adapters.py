@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,9 @@ from homenode.engine.worker import load
 from homenode.model.checkpoint.index import OpenedAdapter, OpenedCheckpoint, open_checkpoint
 from homenode.model.weights.load import LoadedModel, load_model
 from homenode.sampling import SamplingParams
-from tests.engine.engines import config_for, greedy, tokens_of
+from tests.engine.engines import config_for, greedy, outputs_of, tokens_of
 from tests.engine.live import BUILTIN
 from tests.model.low_rank import Adapter, adapted, merged, random_adapter
-from tests.waiting import PATIENCE_S
 
 FOLDER = BUILTIN.parent
 BEGINNING = [(7 + 5 * k) % 900 for k in range(64)]
@@ -85,15 +83,7 @@ def run(
     engine: LocalEngine, asked: Sequence[tuple[list[int], AdapterChoice | None]], params: SamplingParams = PARAMS
 ) -> list[list[Output]]:
     requests = [Request(id=n, prompt_ids=ids, params=params, adapter=of) for n, (ids, of) in enumerate(asked, 1)]
-    sink: SimpleQueue[Output] = SimpleQueue()
-    engine.submit(requests, sink)
-    found: dict[int, list[Output]] = {request.id: [] for request in requests}
-    left = len(requests)
-    while left:
-        output = sink.get(timeout=PATIENCE_S)
-        found[output.id].append(output)
-        left -= output.finish_reason is not None
-    return list(found.values())
+    return outputs_of(engine, requests)
 
 
 def logprobs_of(outputs: Sequence[Output]) -> list[float]:

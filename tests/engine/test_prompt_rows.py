@@ -20,7 +20,7 @@ from homenode.errors import UserError
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.weights.load import load_model
 from homenode.sampling import SamplingParams
-from tests.engine.engines import config_for, greedy, tokens_of
+from tests.engine.engines import config_for, greedy, outputs_of, tokens_of
 from tests.engine.live import BUILTIN
 from tests.waiting import PATIENCE_S
 
@@ -60,15 +60,7 @@ def run(engine: LocalEngine, prompts: Sequence[Sequence[PromptPart]], params: Sa
     for number, parts in enumerate(prompts, 1):
         flat = flatten(parts)
         requests.append(Request(id=number, prompt_ids=flat.ids, rows=flat.rows, params=params))
-    sink: SimpleQueue[Output] = SimpleQueue()
-    engine.submit(requests, sink)
-    found: dict[int, list[Output]] = {request.id: [] for request in requests}
-    left = len(requests)
-    while left:
-        output = sink.get(timeout=PATIENCE_S)
-        found[output.id].append(output)
-        left -= output.finish_reason is not None
-    return list(found.values())
+    return outputs_of(engine, requests)
 
 
 def bits_of(outputs: Sequence[Output]) -> Bits:
