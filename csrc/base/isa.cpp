@@ -70,7 +70,7 @@ const char* level_lack(Level level) {
 Level best_level() {
   static const Level best = [] {
     Level found = Level::scalar;
-    for (const Level level : kLevels) found = level_available(level) ? level : found;
+    for (const Level level : kLevels) found = level_available(level) && !level_drawback(level) ? level : found;
     return found;
   }();
   return best;

@@ -4,8 +4,8 @@
 
 namespace homenode {
 
-// In order of preference: the last one that runs here is the one to take. Each needs what its base has, and takes from
-// it what it has no unit of its own for.
+// In order of preference: the last one that runs here, and is not slower here than its base, is the one to take. Each
+// needs what its base has, and takes from it what it has no unit of its own for.
 //   avx2        AVX2, FMA and F16C                                          base scalar
 //   avx2vnni    dot products of bytes in the registers of AVX2 (AVX-VNNI)   base avx2
 //   avx512      F, BW, DQ, VL, VBMI and VNNI                                base avx2
@@ -25,10 +25,13 @@ bool level_built(Level);
 // for the first time, the kernel is asked to let this process use tiles, once and for all.
 const char* level_lack(Level);
 inline bool level_available(Level level) { return !level_lack(level); }
+// What makes a level slower than its base on this processor, in words: it is used only when asked for. Null when
+// nothing that is known.
+const char* level_drawback(Level);
 // Whether plain functions stand in for instructions of a level: in builds of the checks alone.
 bool level_emulated(Level);
 
-Level best_level();
+Level best_level();  // the last one that is available and has no drawback
 // The level all kernels use. set_level refuses (false) one that is not available. Called once, before any other kernel
 // call.
 bool set_level(Level);

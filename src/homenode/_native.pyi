@@ -31,11 +31,14 @@ class Level(enum.Enum):
     i8mm = 8
 
 def best_level() -> Level:
-    """The best level this machine and this build have."""
+    """The best level here: the last that is available and has no drawback."""
 
 def level_built(level: Level) -> bool: ...
 def level_lack(level: Level) -> str | None:
     """What keeps a level from being used here; None when nothing does."""
+
+def level_drawback(level: Level) -> str | None:
+    """What makes a level slower here than its base; None when nothing does."""
 
 class ThreadPool:
     """Threads pinned to the CPUs given (-1: not pinned)."""

@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from homenode.cli.main import cli
-from homenode.compute.native import LEVELS, NativeBackend, available_levels, choose_level, level_states
+from homenode.cli.placement.native_levels import NativeLevels
+from homenode.compute.native import LEVELS, LevelState, NativeBackend, available_levels, choose_level, level_states
 from homenode.errors import UserError
 
 OF_PROCESSOR = {
@@ -27,8 +28,12 @@ def test_levels_of_this_kind_of_processor_only() -> None:
         assert state.built or state.lack
 
 
+def _best() -> str:
+    return [state for state in level_states() if state.available and not state.drawback][-1].name
+
+
 def test_the_best_is_chosen_and_any_other_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose_level(None).name == available_levels()[-1]
+    assert choose_level(None).name == _best()
     for name in available_levels():
         assert NativeBackend([-1], level=name).statistics()["level"] == name
         monkeypatch.setenv("HOMENODE_ISA", name)
@@ -56,4 +61,13 @@ def test_doctor_names_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOMENODE_ISA", raising=False)
     page = CliRunner(env={"COLUMNS": "200"}).invoke(cli, ["doctor"]).stdout
     assert all(name in page for name in LEVELS)
-    assert f"{available_levels()[-1]:11}chosen" in page
+    assert f"{_best():11}chosen" in page
+    for state in level_states():
+        assert not (state.available and state.drawback) or state.drawback in page
+
+
+def test_a_slower_level_runs_only_when_asked_for() -> None:
+    states = (LevelState("avx512", True, None, None), LevelState("avx512bf16", True, None, "its pairs are slow"))
+    lines = NativeLevels(states, "avx512").lines()
+    assert lines == ["avx512     chosen", "avx512bf16 runs here when asked for: its pairs are slow"]
+    assert NativeLevels(states, "avx512bf16").lines()[-1] == "avx512bf16 chosen"

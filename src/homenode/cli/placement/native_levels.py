@@ -24,7 +24,7 @@ class NativeLevels:
     refusal: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form: `{"chosen": name or null, "levels": [{"name", "built", "lack"}, ...]}`."""
+        """The JSON form: `{"chosen": name or null, "levels": [{"name", "built", "lack", "drawback"}, ...]}`."""
         return {"chosen": self.chosen, "levels": [asdict(state) for state in self.states]}
 
     def findings(self) -> list[Finding]:
@@ -36,14 +36,16 @@ class NativeLevels:
 
     def lines(self) -> list[str]:
         """A line for each level that is built, and one for the others."""
-        shown = [
-            f"{state.name:11}"
-            + ("chosen" if state.name == self.chosen else "runs here" if state.available else f"needs {state.lack}")
-            for state in self.states
-            if state.built
-        ]
+        shown = [f"{state.name:11}{self._standing(state)}" for state in self.states if state.built]
         others = ", ".join(state.name for state in self.states if not state.built)
         return [*shown, *([f"not built: {others}"] if others else [])]
+
+    def _standing(self, state: LevelState) -> str:
+        if state.name == self.chosen:
+            return "chosen"
+        if not state.available:
+            return f"needs {state.lack}"
+        return f"runs here when asked for: {state.drawback}" if state.drawback else "runs here"
 
 
 def native_levels() -> NativeLevels | None:

@@ -13,13 +13,14 @@ LEVELS = tuple(level.name for level in _native.Level)
 
 @dataclass(frozen=True, slots=True)
 class LevelState:
-    """One instruction set level: is it part of this build, and what keeps it from being used here (None when nothing
-    does)?
+    """One instruction set level: is it part of this build, what keeps it from being used here (None when nothing does),
+    and why it is used only when asked for (None when it may be chosen)?
     """
 
     name: str
     built: bool
     lack: str | None
+    drawback: str | None
 
     @property
     def available(self) -> bool:
@@ -30,7 +31,8 @@ class LevelState:
 def level_states() -> tuple[LevelState, ...]:
     """All levels of all processors, the weakest of each kind first."""
     return tuple(
-        LevelState(level.name, _native.level_built(level), _native.level_lack(level)) for level in _native.Level
+        LevelState(level.name, _native.level_built(level), _native.level_lack(level), _native.level_drawback(level))
+        for level in _native.Level
     )
 
 
