@@ -21,7 +21,8 @@ from homenode.engine.scheduler.steps.step_load import StepLoad
 
 FIRST_PIECE: Final = 64  # tokens of a prompt in a step, while nothing is known of what they cost
 ALIGNMENT: Final = 16  # positions at a multiple of which a piece ends: a tile of keys, and rows that kernels like
-_MOST_TILES: Final = 8  # of a product's rows, for which a step is cut to whole ones
+_MOST_TILES: Final = 8  # of a product's rows, for which a step is cut to whole ones...
+_WHOLE_SHARE: Final = 3 / 4  # ...that have at least so much of the tokens for which there is time
 _SHORT_SHARE: Final = 1 / 6  # of `--step-time`, for prompts that others are hardly to notice...
 _BACKGROUND_DECODES: Final = 3.0  # ...and at least so many times what their decodes take, where nobody waits for them
 _YIELDING_DECODES: Final = 1.5  # times what their decodes take, at least, for prompts of keys that had more than others
@@ -79,12 +80,13 @@ class TimeBound:
 
     def _whole_tiles(self, rows: int, fits: int) -> int:
         """Return how many tokens of a step's first prompt, at most `fits`, make whole tiles with so many rows that
-        decode: one token more would cost as much as a tile. 0: of few they would leave too many out, and of many a
-        tile is a small part.
+        decode: a few tokens more would cost as much as a tile. 0: they would leave too many out, over which the step
+        spreads what it takes in any case, or of so many tokens a tile is a small part.
         """
         tile = self._tile_tokens
         tokens = (rows + fits) // tile * tile - rows
-        return tokens if 2 * tokens >= fits >= LEAST_PIECE and fits < _MOST_TILES * tile else 0
+        few = tile > 1 and LEAST_PIECE <= fits < _MOST_TILES * tile
+        return tokens if few and tokens >= _WHOLE_SHARE * fits else 0
 
     def _nearest(self, decodes: StepLoad, start: int, fits: int, limit: float, *, scored: bool) -> int:
         """`fits`, or one token more where that comes nearer to the limit: of so few tokens one is a large part."""
