@@ -10,8 +10,8 @@ import pytest
 
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.config import EngineConfig
-from homenode.engine.plan.model_assignments import assign_model
-from homenode.engine.plan.model_size import size_model
+from homenode.engine.plan.several_models.assignments import assign_model
+from homenode.engine.plan.several_models.size import size_model
 from homenode.errors import UserError
 from homenode.host.discovery.read import read_host
 from homenode.model.checkpoint.index import open_checkpoint

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from homenode.engine.plan.model_cores import most_cores
-from homenode.engine.plan.model_nodes import ModelDemand
-from homenode.engine.plan.model_places import LARGE, ModelPlace, place_models
+from homenode.engine.plan.several_models.cores import most_cores
+from homenode.engine.plan.several_models.nodes import ModelDemand
+from homenode.engine.plan.several_models.placement import LARGE, ModelPlace, place_models
 from homenode.errors import UserError
 from homenode.host.discovery.read import read_host
 from homenode.host.topology.host import Host

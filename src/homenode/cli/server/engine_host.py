@@ -22,7 +22,7 @@ from homenode.engine.assignment import EngineAssignment
 from homenode.engine.connection.early_start import end_engine_process, start_engine_process
 from homenode.engine.connection.engine_client import AsyncEngineClient
 from homenode.engine.cpu_claims import CpuClaim, open_claims
-from homenode.engine.plan.model_assignments import assign_model
+from homenode.engine.plan.several_models.assignments import assign_model
 from homenode.engine.router.client import ReplicasClient
 from homenode.errors import HomenodeError, PeerError
 from homenode.host.discovery.read import read_host

@@ -9,9 +9,9 @@ from pathlib import Path
 from homenode.cpuset import format_cpu_list
 from homenode.engine.config import EngineConfig
 from homenode.engine.model_path.locate import Announce, locate_model
-from homenode.engine.plan.model_nodes import ModelDemand
-from homenode.engine.plan.model_places import ModelPlace, PlacedModels, place_models
-from homenode.engine.plan.model_size import ModelSize, size_model
+from homenode.engine.plan.several_models.nodes import ModelDemand
+from homenode.engine.plan.several_models.placement import ModelPlace, PlacedModels, place_models
+from homenode.engine.plan.several_models.size import ModelSize, size_model
 from homenode.engine.scheduler_config import check_config
 from homenode.errors import CapacityError, HomenodeError, UserError
 from homenode.host.topology.host import Host

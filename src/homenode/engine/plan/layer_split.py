@@ -24,7 +24,7 @@ def layers_of_stages(
     capacities: tuple[tuple[LayerCapacity, ...], tuple[LayerCapacity, ...]],
 ) -> tuple[int, ...]:
     """Within the first rooms if there is a way. Where only KV memory and buffers are too large, within the others: that
-    is said of the settings they come from (`Planned.problems`).
+    is said of the settings they come from (`EnginePlan.problems`).
     """
     seen = read_seconds(cache_file())
     keys = [key_of(spec, whole, device, len(binding.team)) for device, binding in zip(devices, bindings, strict=True)]

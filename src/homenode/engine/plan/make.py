@@ -18,8 +18,7 @@ from homenode.engine.experts.group import expert_group_rank, not_in_common
 from homenode.engine.experts.sizing import ExpertSharing
 from homenode.engine.model_path.locate import locate_model
 from homenode.engine.plan.accelerators.device_detection import devices_of_service
-from homenode.engine.plan.draft_vocabulary import vocabulary_problem
-from homenode.engine.plan.drafting import heads_left_out, without_spare_drafter
+from homenode.engine.plan.drafting import heads_left_out, vocabulary_problem, without_spare_drafter
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.free_cores import binds_threads, cpus_for_the_rest, keep_clear, neighbour_findings
 from homenode.engine.plan.inline import plan_inline

@@ -31,8 +31,7 @@ from homenode.engine.messages import EngineReady
 from homenode.engine.model_path.locate import locate_model
 from homenode.engine.pinning import pin_process_threads
 from homenode.engine.plan.accelerators.device_detection import devices_of_service
-from homenode.engine.plan.draft_vocabulary import vocabulary_problem
-from homenode.engine.plan.drafting import heads_left_out, without_spare_drafter
+from homenode.engine.plan.drafting import heads_left_out, vocabulary_problem, without_spare_drafter
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.free_cores import NEIGHBOUR
 from homenode.engine.plan.machine import MachineFacts, busy_where_it_counts, read_machine

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from homenode.engine.plan.model_nodes import ModelDemand, NodeUse, no_room
+from homenode.engine.plan.several_models.nodes import ModelDemand, NodeUse, no_room
 from homenode.errors import PlacementError, UserError
 from homenode.host.plan.resources.cores import AllowedCore, deal_in_turn
 from homenode.host.plan.resources.share import set_aside

@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.cpuset import format_cpu_list
-from homenode.engine.plan.model_cores import ModelCores, share_cores
-from homenode.engine.plan.model_nodes import ModelDemand, NodeUse, no_room
+from homenode.engine.plan.several_models.cores import ModelCores, share_cores
+from homenode.engine.plan.several_models.nodes import ModelDemand, NodeUse, no_room
 from homenode.errors import PlacementError, UserError
 from homenode.host.plan.resources.core_order import without_low_power
 from homenode.host.plan.resources.cores import NO_NODE, AllowedCore, allowed_cores, cpus_of
