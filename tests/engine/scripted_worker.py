@@ -53,8 +53,9 @@ class ScriptedWorker:
         self._act("dies-loading", lambda: os.kill(os.getpid(), signal.SIGKILL))
         progress(50, 100)
         progress(100, 100)
-        notes = [f"note of {self._join.number}"]
-        return Fits(BLOCKS + self._join.number, 1000, 0.0, notes, identity=self._identity())
+        notes = (f"note of {self._join.number}",)
+        blocks = BLOCKS + self._join.number
+        return Fits(num_blocks=blocks, weight_bytes=1000, notes=notes, identity=self._identity())
 
     def _identity(self) -> ModelIdentity | None:
         for file in (self._folder / f"weights-{self._join.number}", self._folder / "weights"):

@@ -9,7 +9,15 @@ import pytest
 
 from homenode.compute.ops import KvGeometry
 from homenode.engine.config import EngineConfig
-from homenode.engine.memory.sizing import choose_cpus, chunk_of, chunk_of_parts, problems, resolve, step_bytes
+from homenode.engine.memory.sizing import (
+    choose_cpus,
+    chunk_of,
+    chunk_of_parts,
+    problems,
+    resolve,
+    step_bytes,
+    step_limits,
+)
 from homenode.errors import CapacityError, UserError
 from homenode.host.topology.host import Host
 from homenode.model.spec import ModelSpec, RopeSpec
@@ -43,16 +51,17 @@ def config(**settings: Any) -> EngineConfig:
 
 
 def test_two_mebibytes_hold_the_stories() -> None:
-    sizes = resolve(config(kv_cache_memory="2MiB", max_model_len=512), STORIES, geometry(STORIES), GIB)
+    settings = config(kv_cache_memory="2MiB", max_model_len=512)
+    sizes = resolve(settings, STORIES, geometry(STORIES), GIB)
     assert sizes.num_blocks == 2 * 2**20 // (1280 * 64) == 25
-    limits = sizes.step_limits()
+    limits = step_limits(settings, sizes)
     assert (limits.max_tokens, limits.max_sequences, limits.max_sampled_rows, limits.max_blocks_per_sequence) == (
         512,
         128,
         256,
         8,
     )
-    assert sizes.worker_limits().vocab_size == 512
+    assert sizes.vocab_size == 512
 
 
 def test_by_default_no_more_than_all_sequences_could_fill() -> None:

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 
 from homenode.engine.api.local import LocalEngine
+from homenode.engine.backend import make_backend
 from homenode.engine.binding import EngineBinding
 from homenode.engine.executor.expert_usage import CountingExecutor
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import WorkerProcess
 from homenode.engine.messages import Output
+from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.engine.request import Request
 from homenode.engine.runtime.calibration import layer_seconds
@@ -83,6 +85,16 @@ def executor_of(engine: LocalEngine) -> ProcessExecutor:
 def worker_pids(engine: LocalEngine) -> list[int]:
     processes = [member.process for member in executor_of(engine).handles]
     return [process.pid for process in processes if isinstance(process, WorkerProcess)]
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_what_workers_tell_is_among_the_limits_of_the_engine(stages: int) -> None:
+    config = config_for(STORIES, pipeline_parallel_size=stages, stage_devices=",".join(["cpu"] * stages))
+    with closing(LocalEngine(config)) as engine:
+        limits = engine.executor.limits()
+        assert limits.tile_tokens == make_backend(config.compute, (UNPINNED,)).tile_tokens
+        assert limits.weight_bytes == engine.ready.details["weight_bytes"] > 0
+        assert limits.num_blocks == engine.ready.num_blocks
 
 
 @pytest.mark.parametrize("split", SPLITS)

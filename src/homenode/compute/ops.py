@@ -805,7 +805,7 @@ class Backend(Protocol):
     """A place that computes: makes parameters and memory, compiles forward functions, samples."""
 
     name: str
-    tile_tokens: int  # tokens of a step that its products compute together: see `WorkerLimits`
+    tile_tokens: int  # tokens of a step that its products compute together: see `WorkerReport`
 
     def weight_types(self) -> frozenset[str]:
         """Names of the storage formats (dtypes.DType.name) with a kernel of their own."""

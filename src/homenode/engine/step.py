@@ -11,6 +11,7 @@ kept, neither KV blocks nor a state (`Advance`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
@@ -146,19 +147,42 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     experts: float = 0.0  # of a mixture's experts, the share that was read; 0: it is not known
 
 
-class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of what a worker can take, known once its memory is laid out."""
+def _least_there(told: Sequence[int]) -> int:
+    """The least but for zeros, which workers tell that have none."""
+    return min(filter(None, told), default=0)
 
-    num_blocks: int
+
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures that a worker tells once it has loaded its part of the model. Each field says what those of all
+    workers of an engine, of every stage and rank, come to: see `merge_reports`.
+    """
+
+    num_blocks: Annotated[int, min]  # KV blocks: that fit, and of all workers those that there are
+    state_slots: Annotated[int, _least_there] = 0  # of the state memory; 0: no layer of the model keeps a state
+    # Tokens of a step that products compute together, so that it costs by multiples of them.
+    tile_tokens: Annotated[int, max] = 1
+    weight_bytes: Annotated[int, sum] = 0
+    shared_weight_bytes: Annotated[int, sum] = 0  # of experts that other engines keep, beside `weight_bytes` of its own
+
+
+def merge_reports(told: Sequence[WorkerReport]) -> dict[str, Any]:
+    """What the figures of all workers come to, by the names of fields, which `WorkerLimits` has too."""
+    merges = {name: hint.__metadata__[0] for name, hint in get_type_hints(WorkerReport, include_extras=True).items()}
+    return {name: merge([getattr(each, name) for each in told]) for name, merge in merges.items()}
+
+
+class WorkerLimits(WorkerReport, frozen=True, kw_only=True):
+    """The limits of what an engine's workers can take, known once their memory is laid out: their figures, and what
+    follows from the model and the settings.
+    """
+
     block_size: int
     max_model_len: int
     vocab_size: int
     max_sampled_rows: int  # sampled and scored rows together in one step
-    chunk_blocks: int = (
-        0  # KV blocks whose memory is taken and given back together; 0: all memory is there from the start
-    )
+    # KV blocks whose memory is taken and given back together; 0: all memory is there from the start.
+    chunk_blocks: int = 0
     chunk_bytes: int = 0  # of such a chunk, all workers together
-    state_slots: int = 0  # of the state memory; 0: no layer of the model keeps a state
     state_interval: int = 0  # positions between two snapshots of a state, a multiple of the block size
     state_pages: int = 0  # KV blocks in which a state is handed over to another engine; 0: none is
     whole_pages: bool = False  # what is handed over is whole blocks, whatever is behind a prompt's last position
@@ -167,4 +191,3 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
     row_columns: int = 0  # of rows that prompts may have in places of embeddings; 0: they have token ids alone
     adapters: int = 0  # that requests may have
     group_blocks: int = 1  # KV blocks that a sequence had best have next to each other, see `kv.groups`
-    tile_tokens: int = 1  # tokens of a step that products compute together, so that it costs by multiples of them

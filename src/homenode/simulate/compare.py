@@ -40,9 +40,9 @@ def run_specs(
     first = specs[0]
     outcome: Outcome = simulate(
         engines,
-        [spec.sizes.num_blocks for spec in specs],
-        first.sizes.block_size,
-        first.sizes.vocab_size,
+        [spec.limits.num_blocks for spec in specs],
+        first.limits.block_size,
+        first.limits.vocab_size,
         workload,
         caching=first.config.kv.enable_prefix_caching,
         report_progress=report_progress,

@@ -19,7 +19,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator, worker_devices
 from homenode.engine.experts.group import expert_group_rank, expert_problem
 from homenode.engine.experts.sizing import ExpertSharing, own_layout
-from homenode.engine.memory.sizing import Sizes, resolve, with_kv_memory_variable
+from homenode.engine.memory.sizing import resolve, with_kv_memory_variable
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.inline import numa_choice, place_of_engine, plan_bound
 from homenode.engine.plan.placement import UNPINNED, auto_is_meant, reserved_cores
@@ -30,6 +30,7 @@ from homenode.engine.plan.workers import plan_workers
 from homenode.engine.scheduler.drafts.draft_choice import DraftChoice
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler.steps.step_costs import StepCosts
+from homenode.engine.step import WorkerLimits
 from homenode.errors import CapacityError, UserError
 from homenode.host.plan.numa.demand import Decision
 from homenode.host.plan.numa.policy import numa_plan
@@ -56,7 +57,7 @@ class EngineSpec:
     """
 
     config: EngineConfig
-    sizes: Sizes
+    limits: WorkerLimits
     stages: tuple[StageCost, ...]
     back: float
     weights: dict[str, int]
@@ -70,8 +71,8 @@ class EngineSpec:
         """A fresh one, with empty memory."""
         disk = None
         if self.disk is not None:
-            disk = SimulatedDisk(self.disk, self.kv_bytes // self.sizes.num_blocks, self.sizes.block_size)
-        limits, drafter, costs = self.sizes.worker_limits(), None, StepCosts()
+            disk = SimulatedDisk(self.disk, self.kv_bytes // self.limits.num_blocks, self.limits.block_size)
+        limits, drafter, costs = self.limits, None, StepCosts()
         drafts = replace(self.config.speculation.resolved(), lookup_min=0)  # no text is there to look anything up in
         if self.acceptance is not None and drafts.method != "off":
             limits = msgspec.structs.replace(limits, max_drafted=drafts.max_drafted)
@@ -193,14 +194,14 @@ def _one_worker(
         available = min(available, assignment.memory_share)
     left = max(0, min(available, _available(host)) - plan.kept(worker).own)
     capacity = plan.node_capacity
-    sizes = resolve(config, spec, geometry, left if capacity is None else min(left, capacity.size))
-    sizes = replace(sizes, group_blocks=plan.group_blocks)
+    limits = resolve(config, spec, geometry, left if capacity is None else min(left, capacity.size))
+    limits = msgspec.structs.replace(limits, group_blocks=plan.group_blocks)
     owners = together.owners(layout, part) if together else None
     cost = cpu_worker(host, binding, work_of(spec, layout, geometry, part), speeds, owners)
     weights = {str(node): size for node, size in nodes.nodes.items() if size}
     return EngineSpec(
-        config, sizes, (StageCost((cost,), 4 * spec.handed_columns),), 0.0, weights,
-        sizes.num_blocks * geometry.block_bytes,
+        config, limits, (StageCost((cost,), 4 * spec.handed_columns),), 0.0, weights,
+        limits.num_blocks * geometry.block_bytes,
         binding.numa or nodes.policy, binding.numa_why, speeds.acceptance, speeds.disk,
     )  # fmt: skip
 
@@ -226,7 +227,7 @@ def _workers(
     )
     if found := planned.problems():
         raise found[0]
-    sizes = _sizes(planned, speeds)
+    limits = _limits(planned, speeds)
     ranks, spec = config.parallel.tensor_parallel_size, checkpoint.spec
     links = [_link(host, planned, stage * ranks, speeds) for stage in range(len(workers) // ranks)]
     stages = tuple(_stage(host, planned, stage, links[stage], speeds, together) for stage in range(len(links)))
@@ -238,11 +239,11 @@ def _workers(
         )
         for at, name in enumerate(names):
             weights[name] = weights.get(name, 0) + own // len(names) + (at < own % len(names))
-    kv = sum(sizes.num_blocks * geometry.block_bytes for geometry in planned.geometries)
+    kv = sum(limits.num_blocks * geometry.block_bytes for geometry in planned.geometries)
     back = links[0].latency if len(stages) > 1 else 0.0
     return EngineSpec(
         config,
-        sizes,
+        limits,
         stages,
         back,
         weights,
@@ -284,8 +285,8 @@ def _link(host: Host, planned: EnginePlan, first: int, speeds: Speeds) -> Link:
     )
 
 
-def _sizes(planned: EnginePlan, speeds: Speeds) -> Sizes:
-    """KV blocks that fit at every worker: the least of all workers."""
+def _limits(planned: EnginePlan, speeds: Speeds) -> WorkerLimits:
+    """The limits with the KV blocks that fit at every worker: the least of all workers."""
     found = []
     for worker in planned.worker_layout.workers:
         left, config = planned.left(worker), planned.config
@@ -295,7 +296,8 @@ def _sizes(planned: EnginePlan, speeds: Speeds) -> Sizes:
         elif planned.kv_memory is not None:
             config = replace(config, kv=replace(config.kv, kv_cache_memory=planned.kv_memory))
         found.append(resolve(config, planned.checkpoint.spec, planned.geometries[worker.number], left))
-    return replace(min(found, key=lambda sizes: sizes.num_blocks), group_blocks=planned.group_blocks)
+    least = min(found, key=lambda limits: limits.num_blocks)
+    return msgspec.structs.replace(least, group_blocks=planned.group_blocks)
 
 
 def _on_accelerator(planned: EnginePlan, number: int, speeds: Speeds) -> int:

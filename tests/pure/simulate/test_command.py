@@ -77,7 +77,7 @@ def test_the_scheduler_knows_which_blocks_lie_on_one_node(
     host, shape = read_host(synthetic("2s/4n/64c")), shape_checkpoint(SHAPE.replace("kv_heads=2", f"kv_heads={heads}"))
     config = EngineConfig(placement=PlacementConfig(numa=numa), parallel=ParallelConfig(**words))
     (spec,) = engines_on(host, config, shape, Speeds())
-    assert spec.sizes.worker_limits().group_blocks == wanted
+    assert spec.limits.group_blocks == wanted
 
 
 def test_a_recorded_host() -> None:

@@ -279,8 +279,8 @@ def _result(result: SimulationResult) -> dict[str, Any]:
         return {"name": result.name, "error": result.error}
     engines = [
         {
-            "weights": spec.weights, "kv_bytes": spec.kv_bytes, "num_blocks": spec.sizes.num_blocks,
-            "block_size": spec.sizes.block_size,
+            "weights": spec.weights, "kv_bytes": spec.kv_bytes, "num_blocks": spec.limits.num_blocks,
+            "block_size": spec.limits.block_size,
             "policy": spec.policy, "why": spec.why, "stages": len(spec.stages), "requests": given, "busy": busy,
         }
         for spec, given, busy in zip(result.specs, result.by_engine, result.busy, strict=True)

@@ -23,7 +23,7 @@ from homenode.compute.kv_memory import KvLayout
 from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig
 from homenode.engine.experts.group import ExpertGroupRank
-from homenode.engine.step import Step, StepResult
+from homenode.engine.step import Step, StepResult, WorkerReport
 from homenode.host.plan.numa.demand import Decision
 from homenode.model.identity import ModelIdentity
 from homenode.model.part import ModelPart
@@ -89,19 +89,13 @@ class PartLoading(msgspec.Struct, frozen=True, tag=True):
     total: int
 
 
-class Fits(msgspec.Struct, frozen=True, tag=True):
-    """Worker to engine: the weights are there, and so many KV blocks would fit. `seconds`: of loading. `identity`: of
-    the model that it has read.
+class Fits(WorkerReport, frozen=True, kw_only=True, tag=True):
+    """Worker to engine: the weights are there, and so many KV blocks would fit. `identity`: of the model that it has
+    read.
     """
 
-    num_blocks: int
-    weight_bytes: int
-    seconds: float
-    notes: list[str] = []
-    shared_weight_bytes: int = 0  # of experts that other engines keep, beside `weight_bytes` of its own
-    state_slots: int = 0  # of the state memory that would fit beside the blocks; 0: no layer of it keeps a state
+    notes: tuple[str, ...] = ()
     identity: ModelIdentity | None = None
-    tile_tokens: int = 1  # see `WorkerLimits`
 
 
 class Lay(msgspec.Struct, frozen=True, tag=True):

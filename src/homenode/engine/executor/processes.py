@@ -97,7 +97,6 @@ class ProcessExecutor:
         self._identity = CommonIdentity(model)
         self._plans = plans
         self._limits: WorkerLimits | None = None
-        self._num_blocks = 0
         self._serving = False
         self._failure_known = True  # the loop knows of the last failure; until it does, what it submits is lost
         self._start_error: HomenodeError | None = None
@@ -134,11 +133,9 @@ class ProcessExecutor:
         """
         with self._changed:
             self.pool.kv_file = kv_file
-            self._limits, self._num_blocks = limits, limits.num_blocks
-            self._state_slots = limits.state_slots
-            self.pool.grows = limits.chunk_blocks > 0
+            self._limits = limits
             for handle in self.handles:
-                self.pool.lay(handle, self._num_blocks, self._state_slots)
+                self.pool.lay(handle, limits)
         self._wait(lambda: self._serving, "ready")
 
     def kv_layouts(self) -> list[KvLayout]:
@@ -150,7 +147,7 @@ class ProcessExecutor:
         result) + b. From any thread; ValueError where that cannot be. The descriptor stays the caller's.
         """
         with self._changed:
-            first = self.pool.attach(fd, layout, self._num_blocks)
+            first = self.pool.attach(fd, layout, self.limits().num_blocks)
         self._wake()
         return first
 
@@ -413,8 +410,8 @@ class ProcessExecutor:
         if (objection := self._identity.objection(handle.process.name, fits.identity)) is not None:
             return self._refuse(handle, objection)
         handle.fits, handle.state = fits, "fitted"
-        if self._num_blocks:
-            self._lay_again(handle, fits)
+        if self._limits is not None:
+            self._lay_again(handle, fits, self._limits)
         self._changed.notify_all()
         return None
 
@@ -428,14 +425,13 @@ class ProcessExecutor:
             self._start_error = CheckpointError(objection)
             self._changed.notify_all()
 
-    def _lay_again(self, handle: WorkerHandle, fits: Fits) -> None:
-        if fits.num_blocks < self._num_blocks:
-            text = (
-                f"has room for {format_count(fits.num_blocks, 'KV block')} now, and the engine has {self._num_blocks}"
-            )
+    def _lay_again(self, handle: WorkerHandle, fits: Fits, limits: WorkerLimits) -> None:
+        if fits.num_blocks < limits.num_blocks:
+            fitting = format_count(fits.num_blocks, "KV block")
+            text = f"has room for {fitting} now, and the engine has {limits.num_blocks}"
             self._lose({handle.plan.number: text})
         else:
-            self.pool.lay(handle, self._num_blocks, self._state_slots)
+            self.pool.lay(handle, limits)
 
     def _is_laid(self, handle: WorkerHandle) -> None:
         if handle.answers == 0 and handle.state == "laying":

@@ -34,6 +34,7 @@ from homenode.engine.executor.worker_process import StartedWorker
 from homenode.engine.experts.usage import Table
 from homenode.engine.kv.chunks import PageChange
 from homenode.engine.plan.worker_layout import WorkerPlan
+from homenode.engine.step import WorkerLimits
 from homenode.errors import PeerError
 from homenode.model.spec import ModelSpec
 from homenode.net.message_frames import decode_body
@@ -67,7 +68,6 @@ class WorkerPool:
         self._memories_of = memories_of
         self._channels: Channels | None = None
         self.kv_file: KvFile | None = None  # where the workers' KV memory lies, if that is not their own
-        self.grows = False  # KV memory is taken when it is used
         self._attached = Attached()
         self._places: dict[int, EngineBinding] = {}  # of workers that were moved
         self._generation = 0
@@ -100,14 +100,14 @@ class WorkerPool:
                 channels, descriptors = self._channels.of(number)
                 handle.process.socket.send(Forget(self._generation, channels), descriptors)
 
-    def lay(self, handle: WorkerHandle, num_blocks: int, state_slots: int) -> None:
-        """Have a worker take KV memory, or reserve it where that `grows`, and state memory."""
+    def lay(self, handle: WorkerHandle, limits: WorkerLimits) -> None:
+        """Have a worker take KV memory, or reserve it where that grows, and state memory."""
         handle.state, handle.answers = "laying", handle.answers + 1
-        file = self.kv_file
+        file, blocks, slots = self.kv_file, limits.num_blocks, limits.state_slots
         if file is None:
-            handle.process.socket.send(Lay(num_blocks, grows=self.grows, state_slots=state_slots))
+            handle.process.socket.send(Lay(blocks, grows=limits.chunk_blocks > 0, state_slots=slots))
         else:
-            lay = Lay(num_blocks, file.shares[handle.plan.number], state_slots=state_slots)
+            lay = Lay(blocks, file.shares[handle.plan.number], state_slots=slots)
             handle.process.socket.send(lay, [file.fd])
         for message, fd in self._attached.of(handle.plan.part):
             handle.process.socket.send(message, [fd])

@@ -5,7 +5,7 @@ CPUs. Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from homenode.compute.ops import KvGeometry, StepLimits
 from homenode.engine.config import EngineConfig
@@ -39,59 +39,9 @@ _MOST_STEP_ROWS = 128 * 2**20  # bytes of rows in place of embeddings that a ste
 _MANY_ROWS = 256  # sampled and scored rows of a step, where the vocabulary allows it
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes that one worker is laid out for."""
-
-    max_model_len: int
-    block_size: int
-    num_blocks: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    max_sampled_rows: int
-    vocab_size: int
-    chunk_blocks: int = 0  # of KV memory that grows, see `chunk_of`
-    chunk_bytes: int = 0
-    state_slots: int = 0  # of models whose layers keep a state, see `state_sizing`
-    state_interval: int = 0
-    state_pages: int = 0  # where they are handed over
-    whole_pages: bool = False  # of what is handed over
-    pools: bool = False
-    row_columns: int = 0  # of rows that prompts may have in places of embeddings; 0: they have none
-    group_blocks: int = 1  # see `EnginePlan`
-    tile_tokens: int = 1  # see `WorkerLimits`
-    max_drafted: int = 0  # tokens that workers draft behind those of a sequence, at most
-
-    def step_limits(self) -> StepLimits:
-        """Bounds of a step, for the program's buffers."""
-        per_sequence = -(-self.max_model_len // self.block_size)
-        return StepLimits(self.max_num_batched_tokens, self.max_num_seqs, self.max_sampled_rows, per_sequence)
-
-    def worker_limits(self) -> WorkerLimits:
-        """The same as the scheduler wants to know it."""
-        return WorkerLimits(
-            num_blocks=self.num_blocks,
-            block_size=self.block_size,
-            max_model_len=self.max_model_len,
-            vocab_size=self.vocab_size,
-            max_sampled_rows=self.max_sampled_rows,
-            chunk_blocks=self.chunk_blocks,
-            chunk_bytes=self.chunk_bytes,
-            state_slots=self.state_slots,
-            state_interval=self.state_interval,
-            state_pages=self.state_pages,
-            whole_pages=self.whole_pages,
-            pools=self.pools,
-            row_columns=self.row_columns,
-            group_blocks=self.group_blocks,
-            tile_tokens=self.tile_tokens,
-            max_drafted=self.max_drafted,
-        )
-
-
-def resolve(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory_available: int) -> Sizes:
-    """Concrete numbers. `memory_available`: bytes this process may still take, the weights being loaded (or
-    subtracted).
+def resolve(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory_available: int) -> WorkerLimits:
+    """The limits of one worker, in concrete numbers. `memory_available`: bytes this process may still take, the weights
+    being loaded (or subtracted).
 
     Raises UserError or CapacityError, the first of `problems`.
     """
@@ -99,12 +49,10 @@ def resolve(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory_
     if found:
         raise found[0]
     length, left = model_length(config, spec), memory_available - step_bytes(config, spec)
-    return Sizes(
+    return WorkerLimits(
         max_model_len=length,
         block_size=config.kv.block_size,
         num_blocks=num_blocks(config, geometry, length, left),
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        max_num_seqs=config.scheduler.max_num_seqs,
         max_sampled_rows=sampled_rows(config, spec),
         pools=spec.pooling is not None,
         row_columns=row_columns(config, spec),
@@ -112,6 +60,12 @@ def resolve(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory_
         state_slots=state_slots(config, geometry, kv_bytes(config, left)),
         state_interval=state_interval(config, geometry),
     )
+
+
+def step_limits(config: EngineConfig, limits: WorkerLimits) -> StepLimits:
+    """Bounds of a step, for the program's buffers."""
+    scheduler, per_sequence = config.scheduler, -(-limits.max_model_len // limits.block_size)
+    return StepLimits(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, limits.max_sampled_rows, per_sequence)
 
 
 def row_columns(config: EngineConfig, spec: ModelSpec) -> int:
@@ -209,17 +163,21 @@ def chunk_of_parts(geometries: Sequence[KvGeometry], num_blocks: int) -> dict[st
 
 
 def growth_text(
-    config: EngineConfig, sizes: Sizes, geometry: KvGeometry, memory_available: int, devices: Sequence[str] = (CPU,)
+    config: EngineConfig,
+    limits: WorkerLimits,
+    geometry: KvGeometry,
+    memory_available: int,
+    devices: Sequence[str] = (CPU,),
 ) -> str:
     """Return what KV memory may grow to, why so much, and what becomes of it when nobody uses it, or why it does not
     grow; for whoever starts the engine. `memory_available`: beside weights and buffers; 0: not known.
     """
-    kv, nbytes = config.kv, sizes.num_blocks * geometry.block_bytes
+    kv, nbytes = config.kv, limits.num_blocks * geometry.block_bytes
     if kv.kv_cache_memory is not None:
         why = "the limit of --kv-cache-memory"
     elif not memory_available:
         why = "what its workers have room for"
-    elif sizes.num_blocks == config.scheduler.max_num_seqs * -(-sizes.max_model_len // sizes.block_size):
+    elif limits.num_blocks == config.scheduler.max_num_seqs * -(-limits.max_model_len // limits.block_size):
         why = (
             f"all that --max-num-seqs {format_count(config.scheduler.max_num_seqs, 'sequence')} of full length can fill"
         )

@@ -25,7 +25,7 @@ from homenode.engine.kv.block_source import BlockSource
 from homenode.engine.kv_transfer.fingerprint import facts_of_kv, fingerprint_of
 from homenode.engine.memory.growth import taken_whole_because
 from homenode.engine.memory.headroom import Headroom, headroom_of, memory_parts
-from homenode.engine.memory.sizing import Sizes, chunk_of_parts, growth_text, resolve, step_bytes
+from homenode.engine.memory.sizing import chunk_of_parts, growth_text, resolve, step_bytes
 from homenode.engine.memory.state_sizing import state_form, state_interval, state_pages
 from homenode.engine.messages import EngineReady
 from homenode.engine.model_path.locate import locate_model
@@ -42,6 +42,7 @@ from homenode.engine.plan.worker_layout import WorkerPlan, computing_cpus, cpus_
 from homenode.engine.runtime.engine import Engine, MakeDrafter, Progress
 from homenode.engine.runtime.neighbour_watch import move_of, watch_of
 from homenode.engine.runtime.planned_parts import make_scheduler, ready_message
+from homenode.engine.step import WorkerLimits, merge_reports
 from homenode.host.plan.neighbours import HostNeighbours
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
@@ -178,10 +179,10 @@ def _started(
     closes each part that holds descriptors.
     """
     fits = workers.start(progress)
-    sizes = _sizes(plan, fits)
+    limits = _limits(plan, fits)
     identity = _identity(plan, fits)
     sharing = _sharing(plan, workers.backend, identity) if plan.config.transfer.on else None
-    executor = count_expert_usage(workers.lay(sizes.worker_limits(), sharing), plan.config, plan.checkpoint.spec)
+    executor = count_expert_usage(workers.lay(limits, sharing), plan.config, plan.checkpoint.spec)
     hash_seed = sharing.hash_seed if sharing is not None else None
     disk = None
     if plan.config.disk.on:
@@ -192,14 +193,14 @@ def _started(
     # Who forgets to release it gives it back with the executor.
     weakref.finalize(executor, claim.release).atexit = False
     findings = (*plan.worker_layout.findings, *workers.findings())
-    ready = _ready(plan, executor, sizes, fits, findings, time.monotonic() - begin)
+    ready = _ready(plan, executor, limits, fits, findings, time.monotonic() - begin)
     ready = msgspec.structs.replace(ready, identity=identity)
     kv_transfer = None
     if sharing is not None:
         kv_transfer = workers.hand_over(sharing)
         undone.callback(kv_transfer.close, 0.0)
         ready.details["kv_transfer"] = msgspec.to_builtins(kv_transfer.published)
-    headroom = _headroom(plan) if sizes.chunk_blocks else None
+    headroom = _headroom(plan) if limits.chunk_blocks else None
     events = _events(plan, scheduler, disk) if plan.config.kv_events.on else None
     if events is not None:
         undone.callback(events.close, 0.0)
@@ -213,24 +214,24 @@ def _identity(plan: EnginePlan, fits: Sequence[Fits]) -> ModelIdentity | None:
     return found and msgspec.structs.replace(found, texts=found.texts | plan.checkpoint.files.texts)
 
 
-def _sizes(plan: EnginePlan, fits: Sequence[Fits]) -> Sizes:
-    """Return what the engine is laid out for: the fewest blocks over all workers."""
-    spec, geometry = plan.checkpoint.spec, plan.geometries[0]
-    blocks = min(fit.num_blocks for fit in fits)
-    enough = replace(plan.config, kv=replace(plan.config.kv, kv_cache_memory=blocks * geometry.block_bytes))
-    sizes = resolve(enough, spec, replace(geometry, state=None), 2 * blocks * geometry.block_bytes + _MANY)
-    slots = min((fit.state_slots for fit in fits if fit.state_slots), default=0)
-    interval = state_interval(plan.config, plan.whole_geometry)
+def _limits(plan: EnginePlan, fits: Sequence[Fits]) -> WorkerLimits:
+    """Return what the engine is laid out for: its workers' figures together, and what follows from the plan."""
+    spec, geometry, told = plan.checkpoint.spec, plan.geometries[0], merge_reports(fits)
+    memory = told["num_blocks"] * geometry.block_bytes
+    enough = replace(plan.config, kv=replace(plan.config.kv, kv_cache_memory=memory))
+    limits = resolve(enough, spec, replace(geometry, state=None), 2 * memory + _MANY)
     pages = state_pages(spec, _parts(plan), plan.geometries) if plan.config.transfer.on else 0
-    whole = plan.config.transfer.on and (pages > 0 or kv_cells(spec) is not None)
-    tile = max(fit.tile_tokens for fit in fits)
-    sizes = replace(sizes, num_blocks=blocks, state_slots=slots, state_interval=interval, tile_tokens=tile)
-    most = plan.config.speculation.resolved().max_drafted if drafting_of(plan.checkpoint) is not None else 0
-    sizes = replace(sizes, state_pages=pages, whole_pages=whole, group_blocks=plan.group_blocks, max_drafted=most)
-    if not _grows(plan):
-        return sizes
-    chunk = chunk_of_parts(plan.geometries, blocks)
-    return replace(sizes, chunk_blocks=chunk["chunk_blocks"], chunk_bytes=chunk["chunk_bytes"])
+    chunk = chunk_of_parts(plan.geometries, told["num_blocks"]) if _grows(plan) else {}
+    return msgspec.structs.replace(
+        limits,
+        **told,
+        **chunk,
+        state_interval=state_interval(plan.config, plan.whole_geometry),
+        state_pages=pages,
+        whole_pages=plan.config.transfer.on and (pages > 0 or kv_cells(spec) is not None),
+        group_blocks=plan.group_blocks,
+        max_drafted=plan.config.speculation.resolved().max_drafted if drafting_of(plan.checkpoint) is not None else 0,
+    )
 
 
 def _parts(plan: EnginePlan) -> list[ModelPart]:
@@ -317,7 +318,7 @@ def _headroom(plan: EnginePlan) -> Callable[[], Headroom]:
 def _ready(
     plan: EnginePlan,
     executor: Executor,
-    sizes: Sizes,
+    limits: WorkerLimits,
     fits: Sequence[Fits],
     findings: Sequence[Finding],
     seconds: float,
@@ -327,12 +328,12 @@ def _ready(
     notes |= dict.fromkeys(finding.text for finding in filter(worth_telling, findings))
     return ready_message(
         plan,
-        sizes,
+        limits,
         seconds,
         notes=list(notes),
-        weight_bytes=sum(fit.weight_bytes for fit in fits),
-        shared_weight_bytes=sum(fit.shared_weight_bytes for fit in fits),
-        kv_growth=_growth(plan, sizes),
+        weight_bytes=limits.weight_bytes,
+        shared_weight_bytes=limits.shared_weight_bytes,
+        kv_growth=_growth(plan, limits),
         compute=executor.statistics(),
         numa=next((worker.binding.numa for worker in layout.workers if worker.binding.numa), None),
         cpus=list(computing_cpus(layout)),
@@ -343,14 +344,14 @@ def _ready(
     )
 
 
-def _growth(plan: EnginePlan, sizes: Sizes) -> str:
+def _growth(plan: EnginePlan, limits: WorkerLimits) -> str:
     """See `growth_text`, of all workers together."""
     left = sum(plan.left(worker) or 0 for worker in plan.worker_layout.workers)
     devices = [worker.device for worker in plan.worker_layout.workers]
     if plan.executor == "inline":
         left -= step_bytes(plan.config, plan.checkpoint.spec)
     config = replace(plan.config, kv=replace(plan.config.kv, kv_cache_memory=plan.kv_memory))
-    return growth_text(config, sizes, plan.whole_geometry, left, devices)
+    return growth_text(config, limits, plan.whole_geometry, left, devices)
 
 
 def _stage(worker: WorkerPlan) -> dict[str, Any]:

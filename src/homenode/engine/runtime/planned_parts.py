@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from homenode.engine.kv.block_source import BlockSource
-from homenode.engine.memory.sizing import Sizes
 from homenode.engine.memory.state_sizing import state_bytes
 from homenode.engine.messages import EngineReady
 from homenode.engine.plan.engine_plan import EnginePlan
@@ -62,7 +61,7 @@ def make_scheduler(
 
 
 def ready_message(
-    plan: EnginePlan, sizes: Sizes, seconds: float, notes: Sequence[str], **details: object
+    plan: EnginePlan, limits: WorkerLimits, seconds: float, notes: Sequence[str], **details: object
 ) -> EngineReady:
     """Return what the front is told of an engine that took `seconds` to start. `details`: further facts for people and
     metrics.
@@ -70,12 +69,12 @@ def ready_message(
     config, spec = plan.config, plan.checkpoint.spec
     return EngineReady(
         model=config.model_name,
-        max_model_len=sizes.max_model_len,
-        vocab_size=sizes.vocab_size,
-        num_blocks=sizes.num_blocks,
-        block_size=sizes.block_size,
-        max_num_batched_tokens=sizes.max_num_batched_tokens,
-        max_num_seqs=sizes.max_num_seqs,
+        max_model_len=limits.max_model_len,
+        vocab_size=limits.vocab_size,
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_num_seqs=config.scheduler.max_num_seqs,
         chunked_prefill=config.scheduler.enable_chunked_prefill,
         sampling_defaults=dict(spec.generation),
         details={
@@ -83,18 +82,18 @@ def ready_message(
             "model": model_facts(plan.checkpoint),
             "load_seconds": round(seconds, 3),
             "notes": list(notes),
-            "kv_bytes": sum(sizes.num_blocks * geometry.block_bytes for geometry in plan.geometries),
-            "state_slots": sizes.state_slots,
-            "state_bytes": sum(state_bytes(geometry, sizes.state_slots) for geometry in plan.geometries),
+            "kv_bytes": sum(limits.num_blocks * geometry.block_bytes for geometry in plan.geometries),
+            "state_slots": limits.state_slots,
+            "state_bytes": sum(state_bytes(geometry, limits.state_slots) for geometry in plan.geometries),
             "kv_dtype": plan.geometries[0].dtype,
             "storage": DTYPES.get(config.model.dtype, ""),
             "prefix_caching": config.kv.enable_prefix_caching,
-            "kv_grows": sizes.chunk_blocks > 0,
+            "kv_grows": limits.chunk_blocks > 0,
             "mmproj": str(mmproj_of(plan.checkpoint) or ""),
             **details,
         },
         pooling=pooling_ready(spec, config.model),
-        row_columns=sizes.row_columns,
+        row_columns=limits.row_columns,
         adapters={
             adapter.name: AdapterChoice(number, adapter.digest)
             for number, adapter in enumerate(adapters_of(plan.checkpoint))

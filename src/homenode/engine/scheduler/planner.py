@@ -18,6 +18,7 @@ from homenode.engine.scheduler.steps.budget import StepPlan, prefill_count
 from homenode.engine.scheduler.steps.step_costs import StepCosts
 from homenode.engine.scheduler.steps.time_bound import TimeBound, time_limit, yielding_limit
 from homenode.engine.scheduler_config import SchedulerConfig
+from homenode.engine.step import WorkerLimits
 
 
 class Planner:
@@ -26,7 +27,7 @@ class Planner:
     def __init__(
         self,
         config: SchedulerConfig,
-        max_rows: int,
+        limits: WorkerLimits,
         batching: MicroBatching,
         lists: SequenceLists,
         allocator: KvAllocator,
@@ -34,10 +35,9 @@ class Planner:
         counters: SchedulerCounters,
         costs: StepCosts,
         drafter: Drafter | None = None,
-        tile_tokens: int = 1,
     ) -> None:
-        """`drafter`: guesses tokens; None: nobody does. `tile_tokens`: see `WorkerLimits`."""
-        self._config, self._max_rows, self._batching, self._tile_tokens = config, max_rows, batching, tile_tokens
+        """`drafter`: guesses tokens; None: nobody does."""
+        self._config, self._limits, self._batching = config, limits, batching
         self._step_s = config.step_time / 1000.0
         self._lists, self._allocator, self._kv_imports = lists, allocator, kv_imports
         self._counters, self._costs, self._drafter = counters, costs, drafter
@@ -51,7 +51,7 @@ class Planner:
         `number`: of that step. `prefill_in_flight`: prompt tokens of the steps in flight, `in_flight_s`: what these are
         expected to take.
         """
-        plan = StepPlan(number, self._config.max_num_batched_tokens, self._max_rows)
+        plan = StepPlan(number, self._config.max_num_batched_tokens, self._limits.max_sampled_rows)
         stopped = [s for s in self._lists.running if s.allocation.scheduled >= s.allocation.unchecked_until]  # type: ignore[union-attr]
         decoding = self._planned_decodes(plan, stopped)
         plan.decode(decoding, allocations_of(decoding), self._allocator.block_size, self._allocator.states)
@@ -106,7 +106,7 @@ class Planner:
                 limit,
                 whole=not self._config.enable_chunked_prefill,
                 yielding=yielding_limit(alone_s, self._step_s),
-                tile_tokens=self._tile_tokens,
+                tile_tokens=self._limits.tile_tokens,
             )
         return limit > 0.0
 

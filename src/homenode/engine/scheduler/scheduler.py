@@ -122,18 +122,7 @@ class Scheduler:
         self.costs = costs or StepCosts()
         self._drafter = drafter = drafter or (WorkerDrafts(limits.max_drafted) if limits.max_drafted else None)
         self.lists = lists = SequenceLists(config.max_num_seqs, allocator, kv_imports)
-        self._planner = Planner(
-            config,
-            limits.max_sampled_rows,
-            batching,
-            lists,
-            allocator,
-            kv_imports,
-            counters,
-            self.costs,
-            drafter,
-            limits.tile_tokens,
-        )
+        self._planner = Planner(config, limits, batching, lists, allocator, kv_imports, counters, self.costs, drafter)
         self._shares = lists.shares
         self.coordinator = coordinator = KvCoordinator(
             limits, allocator, lists, kv_imports, self.costs, self._peers, stores

@@ -32,7 +32,7 @@ class DraftingPrograms:
 
     def of_model(self, cache: KvCache, state: StateMemory, *, takes_rows: bool) -> Program:
         """The program of the model itself, which gives its rows as well where what drafts reads them."""
-        model, limits, prediction = self._loaded.model, self._loaded.limits, self._drafting.model.spec.prediction
+        model, limits, prediction = self._loaded.model, self._loaded.step_limits, self._drafting.model.spec.prediction
         if prediction is None:
             return self._compiled(model.forward(cache, state, takes_rows=takes_rows), limits)
         kept: RowsKept = "normed" if prediction.reads_normed else "all"
@@ -52,7 +52,7 @@ class DraftingPrograms:
 
     @property
     def _size(self) -> int:
-        return self._loaded.sizes.block_size
+        return self._loaded.limits.block_size
 
     def _compiled(self, forward: Any, limits: StepLimits) -> Program:
         return self._loaded.backend.compile(forward, limits, self._group)
@@ -61,15 +61,15 @@ class DraftingPrograms:
 def make_drafter(loaded: LoadedPart, program: DraftingProgram, table: SequenceTable) -> ModelDrafter:
     """The drafter of a worker, which knows of no sequence yet."""
     assert loaded.drafting is not None  # there is a program
-    sizes = loaded.sizes
-    blocks = DraftBlocks(sizes.num_blocks, loaded.drafting.plan.spare_blocks, sizes.block_size)
-    return ModelDrafter(program, loaded.backend, table, blocks, limits_of_drafts(loaded), sizes.vocab_size)
+    limits = loaded.limits
+    blocks = DraftBlocks(limits.num_blocks, loaded.drafting.plan.spare_blocks, limits.block_size)
+    return ModelDrafter(program, loaded.backend, table, blocks, limits_of_drafts(loaded), limits.vocab_size)
 
 
 def limits_of_drafts(loaded: LoadedPart) -> StepLimits:
     """Bounds of a run of what drafts, whose last tokens may lie in blocks of its own."""
     assert loaded.drafting is not None
-    limits = loaded.limits
+    limits = loaded.step_limits
     return replace(limits, max_blocks_per_sequence=limits.max_blocks_per_sequence + loaded.drafting.plan.spare_blocks)
 
 

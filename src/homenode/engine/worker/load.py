@@ -23,12 +23,13 @@ from homenode.engine.experts.sizing import ExpertSharing, Kept, kept_of
 from homenode.engine.memory.available import memory_left
 from homenode.engine.memory.numa import away_from_home, leave_plan, matrix_policy_of, team_memory
 from homenode.engine.memory.report import log_memory
-from homenode.engine.memory.sizing import Sizes, resolve
+from homenode.engine.memory.sizing import resolve, step_limits
 from homenode.engine.pinning import apply_binding, pin_process_threads
 from homenode.engine.plan.cpu_contention import spin_us, too_many_threads
 from homenode.engine.plan.drafting import DraftingPlan, plan_drafting, with_drafting
 from homenode.engine.plan.opened_model import open_engine_model
 from homenode.engine.plan.placement import UNPINNED, alone, team_groups
+from homenode.engine.step import WorkerLimits
 from homenode.errors import HomenodeError, InternalError
 from homenode.host.discovery.read import read_host
 from homenode.host.topology.host import Host
@@ -56,24 +57,20 @@ class LoadedDrafting:
 
 @dataclass(frozen=True)
 class LoadedPart:
-    """`kept`: what it has of the weights, those of `drafting` among them. `sizes.num_blocks`: KV blocks that would fit
-    here. `binding`: of its process. `notes`: worth telling an operator.
+    """`kept`: what it has of the weights, those of `drafting` among them. `limits.num_blocks`: KV blocks that would
+    fit here. `binding`: of its process. `notes`: worth telling an operator.
     """
 
     backend: Backend
     model: LoadedModel
     kept: Kept
     geometry: KvGeometry
-    sizes: Sizes
+    limits: WorkerLimits
+    step_limits: StepLimits
     binding: EngineBinding
     host: Host
     notes: tuple[str, ...] = ()
     drafting: LoadedDrafting | None = None  # what drafts here, if anything does
-
-    @property
-    def limits(self) -> StepLimits:
-        """Return the limits of its steps."""
-        return self.sizes.step_limits()
 
 
 @dataclass(frozen=True)
@@ -134,10 +131,11 @@ def load_part(
         experts=None if common is None else common.share(join.number),
     )
     drafting = None if drafts is None else _load_drafting(checkpoint, backend, config, drafts, binding)
-    sizes = _sizes(config, join, binding, model, mine, backend, geometry)
+    limits = _limits(config, join, binding, model, mine, backend, geometry)
     mark_phase("weights")
     notes = (*model.layout.notes, *model.notes, *(finding.text for finding in findings if finding.severity != "info"))
-    return LoadedPart(backend, model, mine, geometry, sizes, binding, host, notes, drafting)
+    bounds = step_limits(config, limits)
+    return LoadedPart(backend, model, mine, geometry, limits, bounds, binding, host, notes, drafting)
 
 
 def _load_drafting(
@@ -228,7 +226,7 @@ def _backend(join: Join, host: Host, binding: EngineBinding) -> Backend:
     return backend
 
 
-def _sizes(
+def _limits(
     config: EngineConfig,
     join: Join,
     binding: EngineBinding,
@@ -236,7 +234,7 @@ def _sizes(
     mine: Kept,
     backend: Backend,
     geometry: KvGeometry,
-) -> Sizes:
+) -> WorkerLimits:
     """Return what fits where the KV memory is to lie. On a device with memory of its own a largest step is computed
     first, and what it needs is left alone.
     """
@@ -265,7 +263,7 @@ def _device_room(config: EngineConfig, join: Join, model: LoadedModel, backend: 
         backend.kv_room(
             model.forward,
             geometry,
-            limits.step_limits(),
+            step_limits(config, limits),
             config.compute.gpu_memory_utilization,
             rank=part.rank,
             ranks=part.ranks,

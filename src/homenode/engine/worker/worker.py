@@ -5,12 +5,13 @@ each step. For one thread, but for what says otherwise.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from homenode.compute.kv_memory import KvLayout
 from homenode.compute.ops import GrowingBackend, KvCache, Program, StateMemory
@@ -60,15 +61,17 @@ class PartWorker:
         """Load. `experts`: the descriptor of the memory that comes with `Join.experts`; it stays open. Raises what the
         engine is to be told of.
         """
-        begin = time.monotonic()
         loaded = self._loaded = load_part(self._join, progress, experts, self._inside)
         notes = loaded.notes if self._inside else (*loaded.notes, *check_pages(loaded))
-        kept = loaded.kept
-        sizes, seconds = loaded.sizes, time.monotonic() - begin
-        identity = loaded.model.identity
-        own = kept.own - (0 if loaded.drafting is None else loaded.drafting.plan.beside_weights)
-        tile = loaded.backend.tile_tokens
-        return Fits(sizes.num_blocks, own, seconds, list(notes), kept.common, sizes.state_slots, identity, tile)
+        return Fits(
+            num_blocks=loaded.limits.num_blocks,
+            state_slots=loaded.limits.state_slots,
+            tile_tokens=loaded.backend.tile_tokens,
+            weight_bytes=loaded.kept.own - (0 if loaded.drafting is None else loaded.drafting.plan.beside_weights),
+            shared_weight_bytes=loaded.kept.common,
+            notes=notes,
+            identity=loaded.model.identity,
+        )
 
     def lay(
         self,
@@ -81,7 +84,8 @@ class PartWorker:
         """Take KV memory; where that is to lie in a share of a file, how it does. The descriptor stays the caller's.
         `grows`, `state_slots`: see `Lay`. `make_cache`: makes it for so many blocks, in place of the backend.
         """
-        loaded = self._loaded = replace(self.loaded, sizes=replace(self.loaded.sizes, num_blocks=num_blocks))
+        limits = msgspec.structs.replace(self.loaded.limits, num_blocks=num_blocks)
+        loaded = self._loaded = replace(self.loaded, limits=limits)
         geometry = replace(loaded.geometry, drafting=None)
         self._program = None
         if (state := loaded.geometry.state) is not None:
@@ -145,10 +149,10 @@ class PartWorker:
         assert self._cache is not None  # `lay` comes first
         if self._program is None or part.ranks > 1:  # a program is bound to its group
             before = self._uses()
-            takes_rows = loaded.sizes.row_columns > 0
+            takes_rows = loaded.limits.row_columns > 0
             if loaded.drafting is None:
                 forward = loaded.model.forward(self._cache, self._state, takes_rows=takes_rows)
-                self._program = loaded.backend.compile(forward, loaded.limits, links.group)
+                self._program = loaded.backend.compile(forward, loaded.step_limits, links.group)
             else:
                 programs = DraftingPrograms(loaded.drafting, loaded, self._drafting_cache, links.group)
                 self._program = programs.of_model(self._cache, self._state, takes_rows=takes_rows)
@@ -157,7 +161,7 @@ class PartWorker:
         self._runner = Runner(
             self._program,
             loaded.backend,
-            loaded.sizes.block_size,
+            loaded.limits.block_size,
             eos_token_ids=loaded.model.spec.eos_token_ids,
             part=part,
             channels=links,
@@ -194,7 +198,7 @@ class PartWorker:
                     lambda: read_vocabulary(self._join, spec),
                     spec.vocab_size,
                     loaded.binding.others,
-                    max_length=loaded.sizes.max_model_len,
+                    max_length=loaded.limits.max_model_len,
                 )
             return self._grammars
 

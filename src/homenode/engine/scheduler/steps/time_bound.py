@@ -38,7 +38,7 @@ class TimeBound:
         self, costs: StepCosts, limit: float, *, whole: bool, yielding: float = math.inf, tile_tokens: int = 1
     ) -> None:
         """`limit`: seconds of the whole step. `whole`: prompts are not cut. `yielding`: seconds of the step within
-        which prompts of keys are that had more than others. `tile_tokens`: see `WorkerLimits`.
+        which prompts of keys are that had more than others. `tile_tokens`: see `WorkerReport`.
         """
         self._costs, self._limit, self._whole, self._yielding = costs, limit, whole, yielding
         self._tile_tokens = tile_tokens
