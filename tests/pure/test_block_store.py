@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from homenode.engine.kv_disk.block_format import HEADER_BYTES, BlockFormat, DamagedBlockError
 from homenode.engine.kv_disk.block_index import ModelBlocks, StoredBlock, choose_evicted, stored_size
-from homenode.engine.kv_disk.block_store import BlockStore, ModelNote
+from homenode.engine.kv_disk.block_store import ModelNote
+from homenode.engine.kv_disk.disk_store import DiskStore
 from homenode.engine.kv_disk.folder import DESCRIPTION, StoreFolder
 from tests.examples import lives
 
@@ -49,7 +50,7 @@ class Kept:
         self.folder, self.size = StoreFolder.make(path), size
         self.close = weakref.finalize(self, self.folder.close)
         form = BlockFormat(model.encode(), key)
-        self.store = BlockStore(self.folder, model, form, [size], limit, ModelNote("toy"), lambda: self.now)
+        self.store = DiskStore(self.folder, model, form, [size], limit, ModelNote("toy"), lambda: self.now)
         self.store.start()
 
     def put(self, wanted: list[str]) -> int:

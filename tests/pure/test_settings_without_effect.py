@@ -10,6 +10,7 @@ import pytest
 
 from homenode.engine.config import EngineConfig
 from homenode.engine.plan.rules.settings_without_effect import SETTINGS_OF_OTHERS, settings_without_effect
+from tests.dict_store import add_kinds
 
 CPU, GPU, TORCH = ("cpu",), ("torch:cuda:0",), ("torch:cpu",)
 SENDER, RECEIVER = {"pd_role": "sender"}, {"pd_role": "receiver"}
@@ -212,3 +213,24 @@ def test_every_setting_of_a_hand_over_is_told_where_it_is_switched_off_and_no_se
     messages = told(given, CPU)
     assert len(messages) == 3 and all("--no-enable-pd" in message for message in messages)
     assert not any("a-secret" in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "beside", "told_of"),
+    [
+        ("kv_disk_size", 1 << 30, "memory:///blocks", True),
+        ("kv_disk_size", 1 << 30, "folder", False),
+        ("kv_session_ttl", 60.0, "memory:///blocks", False),
+        ("peer_plain_text", True, "memory:///blocks", True),
+        ("peer_plain_text", True, "folder", True),
+        ("peer_plain_text", True, "memory://10.0.0.1/blocks", False),
+        ("peer_keys", "folder", "memory+tls://10.0.0.1/blocks", False),
+    ],
+)
+def test_a_store_of_another_kind_says_what_it_looks_at(
+    monkeypatch: pytest.MonkeyPatch, setting: str, value: Any, beside: str, told_of: bool
+) -> None:
+    servers = add_kinds(monkeypatch)
+    messages = told({setting: value, "kv_disk": beside}, CPU)
+    assert [each.startswith(f"--{setting.replace('_', '-')} ") for each in messages] == [True] * told_of
+    assert not servers, "nothing was opened"

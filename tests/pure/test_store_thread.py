@@ -15,8 +15,9 @@ import pytest
 
 from homenode.engine.kv_disk import disk_source
 from homenode.engine.kv_disk.block_format import BlockFormat
-from homenode.engine.kv_disk.block_store import BlockStore, ModelNote
+from homenode.engine.kv_disk.block_store import ModelNote
 from homenode.engine.kv_disk.disk_source import DiskSource
+from homenode.engine.kv_disk.disk_store import DiskStore
 from homenode.engine.kv_disk.folder import StoreFolder
 from homenode.engine.kv_disk.messages import BlocksMoved
 from homenode.engine.kv_disk.setup import KvDiskLink
@@ -60,7 +61,7 @@ class Memory:
 class Moved:
     """A thread over a store in a folder, and what it has told."""
 
-    def __init__(self, path: Path | None, *, store: type[BlockStore] = BlockStore, **settings: int) -> None:
+    def __init__(self, path: Path | None, *, store: type[DiskStore] = DiskStore, **settings: int) -> None:
         self.memory = Memory(16)
         self.store = None
         if path is not None:
@@ -166,7 +167,7 @@ def test_what_reading_took_says_whether_computing_is_faster(
     assert is_slower(rate, computed, read, seconds, left) == slower
 
 
-class SlowStore(BlockStore):
+class SlowStore(DiskStore):
     """A store on a disk that takes a while for every block."""
 
     gets = 0
@@ -251,10 +252,10 @@ def test_sessions_are_kept_as_long_as_the_names_of_their_blocks_are_few(monkeypa
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_the_folder_is_given_back_once_no_thread_uses_it(ended: bool) -> None:
+def test_the_store_is_given_back_once_no_thread_uses_it(ended: bool) -> None:
     closed: list[str] = []
     link = object.__new__(KvDiskLink)
     link._thread = SimpleNamespace(close=lambda seconds: ended)  # type: ignore[assignment]
-    link._folder = SimpleNamespace(close=lambda: closed.append("folder"))  # type: ignore[assignment]
+    link._store = SimpleNamespace(close=lambda: closed.append("store"))  # type: ignore[assignment]
     link.close(0.0)
-    assert closed == (["folder"] if ended else [])
+    assert closed == (["store"] if ended else [])

@@ -1,4 +1,4 @@
-"""Settings of KV that is kept on disk."""
+"""Settings of KV that is kept on disk, or in another store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from homenode.units import parse_bytes, parse_seconds
 
 @dataclass(frozen=True)
 class DiskConfig:
-    """The folder of KV blocks. Without `kv_disk` nothing is kept."""
+    """Where KV blocks are kept: in a folder, or in a store of another kind (`STORE_CONNECTORS`). Without `kv_disk` they
+    are kept nowhere.
+    """
 
     kv_disk: str | None = option(
         None,

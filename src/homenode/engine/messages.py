@@ -162,7 +162,7 @@ class StateStats(msgspec.Struct, frozen=True, array_like=True):
 class DiskStats(msgspec.Struct, frozen=True, array_like=True):
     """KV blocks on disk: gauges of now, and counters since the start."""
 
-    nbytes: int = 0  # of all that lies in the folder, whoever has left it
+    nbytes: int = 0  # of all that lies there, whoever has left it
     parked_bytes: int = 0  # of copies in memory
     hit_tokens: int = 0  # that were read from disk and were of use
     stored_tokens: int = 0  # that can be found again

@@ -20,7 +20,7 @@ import hashlib
 import hmac
 import secrets
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -102,6 +102,19 @@ class BlockFormat:
             return self._cipher.decrypt(head[32:44], sealed + tag, self._identity + head)
         except InvalidTag:
             raise DamagedBlockError("its tag is another one: other bytes, or another key") from None
+
+    def fill(self, parts: Sequence[memoryview], header: bytes, body: Buffer) -> None:
+        """Have these parts hold, one behind the other, the content of a block that was read whole. DamagedBlockError
+        when it is not what was written, with the key if there is one.
+        """
+        if self._cipher is None:
+            self.check_content(header, [body])
+            content = memoryview(body)
+        else:
+            content = memoryview(self.decrypt(header, bytes(body)))
+        for part in parts:
+            into = part.cast("B")
+            into[:], content = content[: into.nbytes], content[into.nbytes :]
 
     def _digest(self, head: bytes, content: Iterable[Buffer]) -> bytes:
         digest = hashlib.sha256(self._identity + head)

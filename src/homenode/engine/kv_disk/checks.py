@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from homenode.compute.ops import KvGeometry
 from homenode.engine.config import EngineConfig
@@ -19,28 +17,12 @@ def disk_problems(config: EngineConfig, geometry: KvGeometry, devices: Sequence[
     """
     if not config.disk.on:
         return []
-    found = [] if config.disk.kv_disk is None else [_folder_problem(config.disk.kv_disk), _key_problem(config.disk)]
+    from homenode.engine.kv_disk.store_connectors import connector_of  # who keeps nothing starts sooner without
+
+    connector = connector_of(config)
+    found = [] if connector is None else [*connector.problems(), _key_problem(config.disk)]
     found.append(_compute_problem(config, geometry, devices, inline))
     return [problem for problem in found if problem is not None]
-
-
-def _folder_problem(path: str) -> UserError | None:
-    folder, parent = Path(path), Path(path).absolute().parent
-    if folder.is_dir():
-        if os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-            return None
-        return _folder_error(path, "it cannot be written; give a folder that this user may write")
-    if os.path.lexists(folder):
-        return _folder_error(path, "it is no folder; give another one")
-    if not parent.is_dir():
-        return _folder_error(path, f"its parent {parent} is not there, and is not made; make it, or give another one")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        return _folder_error(path, f"it is not there, and {parent} cannot be written; give another one")
-    return None
-
-
-def _folder_error(path: str, why: str) -> UserError:
-    return UserError(f"--kv-disk {path}: {why}", param="kv_disk")
 
 
 def _key_problem(config: DiskConfig) -> UserError | None:

@@ -12,7 +12,8 @@ import msgspec
 
 from homenode.engine.kv_disk.block_format import HEADER_BYTES, BlockFormat, DamagedBlockError
 from homenode.engine.kv_disk.block_index import ModelBlocks, choose_evicted
-from homenode.engine.kv_disk.block_store import ModelNote, folder_name
+from homenode.engine.kv_disk.block_store import ModelNote
+from homenode.engine.kv_disk.disk_store import folder_name
 from homenode.engine.kv_disk.folder import FolderUsage, NotABlockError, StoreFolder
 from homenode.errors import HostError, UserError
 

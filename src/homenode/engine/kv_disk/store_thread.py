@@ -1,4 +1,4 @@
-"""The thread that moves blocks between KV memory and the disk, so that no step ever waits for one.
+"""The thread that moves blocks between KV memory and a store, so that no step ever waits for one.
 
 What is to be read comes first, then what is to be copied out of KV memory, so that its blocks are free again, then what
 was copied is written. While steps are computed writing takes a small share of the time (`_SHARE`), unless KV memory

@@ -298,7 +298,7 @@ def _disk_setup(plan: EnginePlan, backend: Backend, identity: ModelIdentity | No
         "stages": ",".join(str(part.layers.end) for part in _parts(plan)),
         "instructions": str(backend.statistics()["level"]),
     }
-    return KvDiskSetup(config.disk, config.model_name, facts, plan.geometries[0].block_size, seed)
+    return KvDiskSetup(config, facts, plan.geometries[0].block_size, seed)
 
 
 def _events(plan: EnginePlan, scheduler: Scheduler, disk: KvDiskLink | None) -> KvEventsLink:

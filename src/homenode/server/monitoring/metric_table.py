@@ -300,7 +300,7 @@ _STATES: tuple[MetricRow[StateStats], ...] = (
     ),
 )
 _DISK: tuple[MetricRow[DiskStats], ...] = (
-    gauge("kv_disk_bytes", "Bytes of KV blocks in the folder of --kv-disk, whoever left them.", lambda now: now.nbytes),
+    gauge("kv_disk_bytes", "Bytes of KV blocks in --kv-disk, whoever left them.", lambda now: now.nbytes),
     counter("kv_disk_hit_tokens", "Prompt tokens whose KV was read from disk and used.", lambda now: now.hit_tokens),
     counter("kv_disk_stored_tokens", "Tokens whose KV was written to disk.", lambda now: now.stored_tokens),
     counter(

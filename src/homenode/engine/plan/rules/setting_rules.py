@@ -6,15 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import CPU, executor_kind, is_accelerator, is_torch
+from homenode.engine.disk_config import DiskConfig
 from homenode.engine.memory.growth import taken_whole_because
 from homenode.host.plan.threads_bind import AUTO, NOBIND
 from homenode.host.plan.variables import threads_bind
 from homenode.model.hub.locate import BUILTIN_NAME
 from homenode.numa_policy import MATRIX_POLICIES
+from homenode.options import options_of
+
+if TYPE_CHECKING:
+    from homenode.engine.kv_disk.store_connectors import StoreConnector
 
 
 @dataclass(frozen=True)
@@ -88,9 +95,23 @@ class Situation:
 
     @property
     def has_peers(self) -> bool:
-        """Return whether it may speak with other hosts: with workers there, or with engines over a network."""
+        """Return whether it may speak with other hosts: with workers, a store, or engines over a network."""
         transfer = self.config.transfer
-        return self.config.parallel.executor == "ray" or (transfer.on and transfer.transfer_channel != "shm")
+        between_engines = transfer.on and transfer.transfer_channel != "shm"
+        return self.config.parallel.executor == "ray" or between_engines or bool(self.store and self.store.host)
+
+    @property
+    def store(self) -> StoreConnector | None:
+        """Return the way to the store of KV blocks."""
+        if not self.config.disk.outlives:
+            return None
+        from homenode.engine.kv_disk.store_connectors import connector_of  # who keeps nothing starts sooner without
+
+        return connector_of(self.config)
+
+    def is_read_by_store(self, setting: str) -> bool:
+        """Return whether a setting of `DiskConfig` has an effect where blocks are kept; True where they are not."""
+        return self.store is None or setting in self.store.looks_at
 
     @property
     def engines(self) -> int:
@@ -135,6 +156,7 @@ _CPU_WORKERS = "it is of workers on CPUs, and accelerators compute everything"
 _ACCELERATORS = "it is of accelerators, and everything is computed on CPUs"
 _SPREAD = "our own kernels alone have weights on several nodes, and PyTorch or NumPy computes here"
 _THREADS = "NumPy computes here, with threads of its own (--backend reference)"
+_OF_STORES = tuple(name for name in options_of(DiskConfig) if name not in ("kv_disk", "kv_park_size"))
 RULES = (
     Rule("model", "revision", lambda at: at.names_hub_model, "the model is no repository of the Hub"),
     Rule(
@@ -179,7 +201,16 @@ RULES = (
     ),
     *(
         Rule("disk", setting, lambda at: at.config.disk.outlives, "KV is kept on no disk (--kv-disk)")
-        for setting in ("kv_disk_size", "kv_disk_key", "kv_session_ttl")
+        for setting in _OF_STORES
+    ),
+    *(
+        Rule(
+            "disk",
+            setting,
+            partial(Situation.is_read_by_store, setting=setting),
+            "the store that --kv-disk names has no use for it",
+        )
+        for setting in _OF_STORES
     ),
     *(
         Rule(
