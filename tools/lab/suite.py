@@ -75,7 +75,7 @@ JOBS = (
     Job("2s4n", "x86_64", (*PLACE, "engine", "ranks")),
     Job("2x2", "aarch64", (*PLACE, "residency", "levels")),
     Job("memless", "x86_64", (*PLACE, "residency", "run", "cpuset")),
-    Job("8x2", "x86_64", (*PLACE, "residency", "neighbours")),
+    Job("8x2", "x86_64", (*PLACE, "residency")),
     Job("4nodes", "x86_64", (*PLACE, "bind")),
     Job("4nodes", "aarch64", PLACE),
     Job("6x2", "aarch64", ("host", "ascend")),
