@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from homenode.model.architectures.architecture import Architecture
 from homenode.model.architectures.registry import ARCHITECTURES
@@ -285,10 +286,9 @@ def _compared(architecture: Architecture) -> tuple[str, ...]:
     """
     if architecture.name in _BY_FORMULAS:
         return ("folder and GGUF by formulas",)
-    tests = [text for text in _tests() if _names(text, architecture)]
-    gguf = architecture.name in TOYS or any(
-        re.search(r"(check|write)_(stacked_|delta_)?gguf\(", text) for text in tests
-    )
+    kinds = {architecture.name, *architecture.folder.model_types}
+    tests = [test for test in _tests() if kinds & test.kinds]
+    gguf = architecture.name in TOYS or any(test.has_gguf for test in tests)
     gguf = gguf and architecture.name not in FOLDERS_ONLY
     return tuple(kind for kind, there in (("folder", bool(tests)), ("GGUF", gguf)) if there)
 
@@ -298,17 +298,23 @@ def _not_supported(architecture: Architecture) -> tuple[str, ...]:
     return (*pictures, *LIMITS.get(architecture.name, ()))
 
 
-@cache
-def _tests() -> list[str]:
-    return [file.read_text(encoding="utf-8") for file in sorted((ROOT / "tests" / "model").glob("*.py"))]
-
-
-def _names(text: str, architecture: Architecture) -> bool:
-    """Whether a test makes models of it: by its name, by what config.json may call it, or by what a file calls it that
-    has the figures of a model like it.
+class _TestFile(NamedTuple):
+    """A file of tests. `kinds`: of models that it makes, as config.json may call them or as a file calls them that has
+    the figures of a model like it; `has_gguf`: whether it makes GGUF files.
     """
-    kinds = "|".join((architecture.name, *architecture.folder.model_types))
-    return re.search(rf'((Case\(|: \()\s*|gguf_name=)"({kinds})"', text) is not None
+
+    kinds: frozenset[str]
+    has_gguf: bool
+
+
+@cache
+def _tests() -> list[_TestFile]:
+    return [_read(file.read_text(encoding="utf-8")) for file in sorted((ROOT / "tests" / "model").glob("*.py"))]
+
+
+def _read(text: str) -> _TestFile:
+    kinds = re.findall(r'(?:(?:Case\(|: \()\s*|gguf_name=)"([^"\n]+)"', text)
+    return _TestFile(frozenset(kinds), re.search(r"(check|write)_(stacked_|delta_)?gguf\(", text) is not None)
 
 
 def page() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.paths import ROOT
@@ -45,11 +46,11 @@ def long_lines(path: Path) -> Iterator[tuple[int, int]]:
             in_block ^= line.lstrip().startswith("```")
             if in_block or line.lstrip().startswith("|"):
                 continue
-        columns = len(_DIRECTIVE.sub("", line))
-        if columns > MOST and "://" not in line:
+        if len(line) > MOST and "://" not in line and (columns := len(_DIRECTIVE.sub("", line))) > MOST:
             yield number, columns
 
 
+@cache
 def files() -> list[Path]:
     found = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in SUFFIXES)
     return sorted([*(path for path in found if not path.is_relative_to(_MADE)), *ROOT.glob("*.md")])

@@ -80,10 +80,10 @@ def strings(path: Path) -> Iterator[tuple[int, str]]:
     """The texts of a file that are no docstrings; of an f-string all of its parts together, and of neighbours that are
     joined.
     """
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    inner = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    skipped = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if id(node) in inner or id(node) in skipped:
             continue
         if isinstance(node, ast.JoinedStr):

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import pytest
+
 from homenode.model.architectures.registry import ARCHITECTURES
 from tools.model_lists import read_lists
 from tools.models_table import LIMITS, NOTES, PAGE, SIZES, page
 
 
-def test_the_page_has_the_table_of_now() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tools.models_table"
+@pytest.fixture(scope="module")
+def written() -> str:
+    """The page with the tables of now: every file of tests/model is searched for every architecture."""
+    return page()
 
 
-def test_every_family_has_its_line_and_is_compared() -> None:
+def test_the_page_has_the_table_of_now(written: str) -> None:
+    assert PAGE.read_text(encoding="utf-8") == written, "run: python -m tools.models_table"
+
+
+def test_every_family_has_its_line_and_is_compared(written: str) -> None:
     assert SIZES.keys() >= ARCHITECTURES.keys(), "tools/models_table.py: say which sizes people run"
-    lines = [line for line in page().splitlines() if line.startswith("| ")]
+    lines = [line for line in written.splitlines() if line.startswith("| ")]
     for architecture in ARCHITECTURES.values():
         (line,) = (each for each in lines if each.startswith(f"| {architecture.folder.class_name}"))
         assert "| folder" in line, f"no test under tests/model compares {architecture.name} with transformers"
@@ -23,9 +31,9 @@ def test_notes_are_of_families_that_are_told_of() -> None:
     assert SIZES.keys() >= {*NOTES, *LIMITS}
 
 
-def test_the_lists_tell_of_every_model_once_and_by_the_registry() -> None:
+def test_the_lists_tell_of_every_model_once_and_by_the_registry(written: str) -> None:
     lists = read_lists()
-    cells = "\n".join(line for line in page().splitlines() if line.startswith("| "))
+    cells = "\n".join(line for line in written.splitlines() if line.startswith("| "))
     for title, models in lists.items():
         assert len({model.name for model in models}) == len(models), title
         assert all(model.name in cells for model in models), title
