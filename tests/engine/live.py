@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -45,6 +46,12 @@ class LiveServer:
         if not self._ready.wait(PATIENCE_S) or not self.url:
             self.close()
             raise AssertionError(f"the server was not ready: {b''.join(self.log).decode()[-3000:]}")
+
+    @classmethod
+    def start_after(cls, delay_s: float, *flags: str) -> LiveServer:
+        """One that is started when so many seconds have passed."""
+        time.sleep(delay_s)
+        return cls(*flags)
 
     @classmethod
     def possible(cls) -> bool:

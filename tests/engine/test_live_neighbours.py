@@ -11,7 +11,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -95,8 +94,7 @@ def test_servers_that_start_at_any_time_share_only_when_no_core_is_free() -> Non
     chance = random.Random(7)
 
     def start(delay_s: float) -> LiveServer:
-        time.sleep(delay_s)
-        return LiveServer(*SMALL, "--threads", "1")
+        return LiveServer.start_after(delay_s, *SMALL, "--threads", "1")
 
     with ThreadPoolExecutor(4) as pool:
         servers = list(pool.map(start, [0.0, 0.0, chance.random(), chance.random()]))
@@ -236,10 +234,9 @@ def test_servers_that_come_and_go_at_random_come_to_rest_apart() -> None:
             if living and (len(living) > len(CORES) or chance.random() < 0.4):
                 living.pop(chance.randrange(len(living))).close()
             else:
-                server = LiveServer(*SMALL, "--threads", "1")
+                server = LiveServer.start_after(chance.random(), *SMALL, "--threads", "1")
                 all_of_them.callback(server.close)
                 living.append(server)
-            time.sleep(chance.random())
         while len(living) > len(CORES):
             living.pop(chance.randrange(len(living))).close()
         assert living

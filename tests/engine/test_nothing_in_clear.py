@@ -10,7 +10,7 @@ import random
 import socket
 import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -54,7 +54,6 @@ def captured(far: FarHost, talk: Callable[[bool], Any], encrypted: bool) -> tupl
     capture = Capture(far.device)
     try:
         said = talk(encrypted)
-        time.sleep(0.1)  # the last packets
     finally:
         streams = capture.close()
     assert sum(map(len, streams)) > 5000, "the capture has nothing"
@@ -210,17 +209,20 @@ def ray_of_two_hosts(far: FarHost) -> Iterator[str]:
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus", "1", *memory]
     head = [*start, "--head", "--node-ip-address", far.here, "--port", str(port), "--include-dashboard", "false"]
     other = [*start, "--node-ip-address", far.there, "--address", f"{far.here}:{port}"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAY_USAGE_STATS_ENABLED": "0"}
-    nodes: list[subprocess.Popen[bytes]] = []
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"}
+    environment["RAY_USAGE_STATS_ENABLED"] = "0"
+    nodes, logs = list[subprocess.Popen[bytes]](), contextlib.ExitStack()
     try:
         for command in (head, ["ip", "netns", "exec", far.name, *other]):
-            nodes.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
-            time.sleep(5)  # the second looks for the first once
+            said = logs.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+            nodes.append(subprocess.Popen(command, env=environment, stdout=said))
+            wait_until(lambda said=said: b"Ray runtime started" in os.pread(said.fileno(), 1 << 20, 0))
         yield f"{far.here}:{port}"
     finally:
         for node in nodes[::-1]:
             node.terminate()
             node.wait(PATIENCE_S)
+        logs.close()
 
 
 def test_a_ray_worker_says_nothing_in_clear(far: FarHost) -> None:

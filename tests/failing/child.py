@@ -8,6 +8,7 @@ most MOST of the calls fail, at even distances, and in the end none. Every attem
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import gc
@@ -15,7 +16,6 @@ import json
 import logging
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ from homenode.engine.messages import Output
 from homenode.engine.request import Request
 from homenode.errors import HomenodeError
 from tests.failing.attempt import KINDS, Attempt
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 Task = Callable[[], Any]
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=2)
@@ -126,11 +126,9 @@ def held_at_rest(folder: Path, before: dict[str, Any]) -> dict[str, Any]:
     """The same once it is what there was before, for which threads have a few seconds: one that ends is in the kernel's
     list for a while, and one that goes on, as an engine's does, may be reading a file right now.
     """
-    deadline, pause_s = time.monotonic() + 5, 0.001
-    while (now := held(folder)) != before and time.monotonic() < deadline:
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, 0.1)
-    return now
+    with contextlib.suppress(AssertionError):  # whoever asked says what differs
+        wait_until(lambda: held(folder) == before, patience_s=5.0, every_s=0.1)
+    return held(folder)
 
 
 def attempt(failing: FailingCalls, task: Task, wanted: Any, number: int, all_after: bool) -> Attempt:

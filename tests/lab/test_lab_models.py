@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,6 +24,7 @@ from tests.lab.heavy import MATRIX_BYTES, PROMPTS, SAID, make_heavy
 from tests.lab.machine import WHOLE, own_machine, several_nodes
 from tests.lab.residency import placed_memory
 from tests.paths import ROOT
+from tests.waiting import wait_until
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = [several_nodes, own_machine]
@@ -68,10 +68,11 @@ class ManyServer:
         return found[1] if found else ""
 
     def wait(self, holds: Any, what: str) -> None:
-        ends = time.monotonic() + _WAIT_S
-        while not holds():
-            assert self.process.poll() is None and time.monotonic() < ends, f"{what}: {self.said[-3000:]}"
-            time.sleep(0.3)
+        def looks() -> bool:
+            assert self.process.poll() is None, f"the server ended, {what}: {self.said[-3000:]}"
+            return bool(holds())
+
+        wait_until(looks, lambda: f"{what}: {self.said[-3000:]}", _WAIT_S, 0.3)
 
     def ask(self, path: str, **words: object) -> Any:
         body = json.dumps(words).encode() if words else None

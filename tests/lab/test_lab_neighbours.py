@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import random
-import time
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -46,8 +45,7 @@ NODE_OF = {core_of(cpu): node.id for node in NODES.values() for cpu in node.cpus
 
 
 def started(delay_s: float) -> LiveServer:
-    time.sleep(delay_s)
-    return LiveServer(*FLAGS)
+    return LiveServer.start_after(delay_s, *FLAGS)
 
 
 def answer(server: LiveServer) -> list[int]:

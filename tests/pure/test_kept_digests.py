@@ -4,6 +4,7 @@ an entry, what is returned is the digest of what lies there.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import mmap
@@ -20,6 +21,7 @@ from homenode.host.discovery.file_systems import is_shared, kind_in, kind_of, te
 from homenode.model.spec import TensorEntry
 from homenode.model.weights.content_digest import tensors_digest
 from homenode.model.weights.kept_digests import KeptDigests
+from tests.waiting import wait_until
 
 LATER = 120_000_000_000
 
@@ -88,6 +90,17 @@ def copy(file: Path) -> None:
     file.write_bytes(content)
 
 
+def wait_for_later_times(file: Path) -> None:
+    """Until what changes has other times than a file has: the clock of files goes in steps."""
+    probe = file.with_name("probe")
+
+    def now() -> int:
+        probe.touch()
+        return probe.stat().st_ctime_ns
+
+    wait_until(lambda: now() > file.stat().st_ctime_ns)
+
+
 @pytest.mark.parametrize("change", [write_in_place, write_mapped, exchange, copy])
 def test_what_changes_a_byte_has_it_read_again_whatever_its_size_and_times(
     file: Path, tmp_path: Path, change: Callable[[Path], None]
@@ -96,7 +109,7 @@ def test_what_changes_a_byte_has_it_read_again_whatever_its_size_and_times(
         pytest.skip(f"{kind_of(tmp_path)} does not tell every change")
     digests = Digests(tmp_path / "kept", file)
     before, seen = digests.obtain(), file.stat()
-    time.sleep(0.02)  # longer than a step of the kernel's coarse clock; a minute is left where it counts
+    wait_for_later_times(file)  # a minute is left where it counts
     change(file)
     os.utime(file, ns=(seen.st_atime_ns, seen.st_mtime_ns))
     assert file.stat().st_size == seen.st_size and file.stat().st_mtime_ns == seen.st_mtime_ns
@@ -113,7 +126,7 @@ def test_what_may_change_untold_is_never_kept(file: Path, tmp_path: Path, which:
 
 def test_what_changed_while_it_was_read_is_not_kept(file: Path, tmp_path: Path) -> None:
     digests = Digests(tmp_path / "kept", file)
-    digests.obtain(meanwhile=lambda: (time.sleep(0.02), write_in_place(file)))
+    digests.obtain(meanwhile=lambda: (wait_for_later_times(file), write_in_place(file)))
     assert digests.right() and digests.reads == 2
 
 
@@ -180,9 +193,22 @@ def test_who_cannot_keep_anything_computes(file: Path, tmp_path: Path) -> None:
     assert digests.right() and digests.right() and digests.reads == 2
 
 
+def open_entries(folder: Path) -> int:
+    """How many descriptors of this process are of files in a folder."""
+    found = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            found += descriptor.readlink().parent == folder
+    return found
+
+
 def test_several_at_once_read_it_once(file: Path, tmp_path: Path) -> None:
     several = [Digests(tmp_path / "kept", file) for _ in range(4)]
-    threads = [threading.Thread(target=each.obtain, kwargs={"meanwhile": lambda: time.sleep(0.05)}) for each in several]
+
+    def all_look() -> None:
+        wait_until(lambda: open_entries(tmp_path / "kept") == len(several))
+
+    threads = [threading.Thread(target=each.obtain, kwargs={"meanwhile": all_look}) for each in several]
     for thread in threads:
         thread.start()
     for thread in threads:

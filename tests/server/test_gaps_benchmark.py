@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,7 +19,7 @@ LONG_S, SHORT_S, TOKEN_S = 1.5, 0.05, 0.01
 class Scripted(BaseHTTPRequestHandler):
     """A reader has a token each `TOKEN_S`, and none while a long prompt is computed."""
 
-    busy = threading.Event()
+    busy, ended = threading.Event(), threading.Event()
 
     def log_message(self, *_: Any) -> None:
         """Nothing."""
@@ -43,16 +42,15 @@ class Scripted(BaseHTTPRequestHandler):
         long = len(asked["prompt"]) == 900
         if long:
             self.busy.set()
-        time.sleep(LONG_S if long else SHORT_S)
+        self.ended.wait(LONG_S if long else SHORT_S)
         self.busy.clear()
         self._token()
 
     def _read_along(self) -> None:
         try:
-            while True:
+            while not self.ended.wait(TOKEN_S):
                 if not self.busy.is_set():
                     self._token()
-                time.sleep(TOKEN_S)
         except OSError:
             return
 
@@ -65,10 +63,12 @@ class Scripted(BaseHTTPRequestHandler):
 def url() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
     thread = threading.Thread(target=server.serve_forever)
+    Scripted.ended.clear()
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
+        Scripted.ended.set()
         server.shutdown()
         thread.join()
         server.server_close()

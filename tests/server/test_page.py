@@ -16,6 +16,7 @@ import httpx
 import msgspec
 import pytest
 from click.testing import CliRunner
+from starlette.requests import Request
 
 from homenode.cli.main import cli
 from homenode.engine.messages import RequestRow
@@ -26,6 +27,7 @@ from homenode.server.page.waiting_words import waiting_words
 from tests.paths import ROOT
 from tests.server.conftest import Running, Start
 from tests.server.fakes import ScriptedClient
+from tests.waiting import wait_until
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8"}
 STATIC = ROOT / "src/homenode/server/page/static"
@@ -134,7 +136,8 @@ def test_behind_a_root_path_all_is_found_below_it(start: Start) -> None:
         assert "base-uri 'self'" in front.headers["content-security-policy"]
     found = all_files(server, "/llm/")
     assert all(path.startswith("/llm/") and answer.status_code == 200 for path, answer in found.items())
-    assert b'<base href="/a&quot;b/">' in PageFiles('/a"b')._files["index.html"].plain
+    quoted = PageFiles('/a"b').page(Request({"type": "http", "headers": []}))
+    assert b'<base href="/a&quot;b/">' in bytes(quoted.body)
 
 
 def test_no_ui_leaves_the_rest_as_it_is(start: Start) -> None:
@@ -225,9 +228,13 @@ def test_the_last_hour_is_kept_while_nobody_looks(start: Start, monkeypatch: pyt
     monkeypatch.setattr(history, "SPACING_S", 0.05)
     server = start()
     assert server.complete(max_tokens=4).status_code == 200
-    time.sleep(0.2)
-    hour = overview(server)["hour"]
-    assert len(hour) >= 2 and any(point["first_token"] for point in hour)
+
+    def told() -> list[dict[str, Any]] | None:
+        hour: list[dict[str, Any]] = overview(server)["hour"]
+        return hour if len(hour) >= 2 and any(point["first_token"] for point in hour) else None
+
+    hour = wait_until(told)
+    assert hour is not None
     assert hour[-1]["running"] == server.metric("homenode:num_requests_running")
 
 

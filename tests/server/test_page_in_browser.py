@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from homenode.engine.messages import RequestRow
 from tests.server.conftest import Running, Start
 from tests.server.fakes import ScriptedClient
 from tests.server.written_markdown import DRAWN, HOSTILE
+from tests.waiting import wait_until
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium")
 DRAW = """
@@ -69,14 +70,6 @@ def shown(start: Start) -> Running:
     return start(client)
 
 
-def until(look: Callable[[], Any], within: float = 10.0) -> Any:
-    end = time.monotonic() + within
-    while not (found := look()):
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.05)
-    return found
-
-
 def draw(driver: Any, server: Running, source: str) -> dict[str, Any]:
     if not driver.current_url.startswith(server.url):
         driver.get(f"{server.url}/")
@@ -108,13 +101,14 @@ def test_a_chat_is_answered_and_the_machine_is_shown_without_a_complaint(driver:
     driver.get_log("browser"), driver.get_log("performance")
     driver.get(f"{shown.url}/#chat")
     driver.refresh()
-    box = until(lambda: [each for each in driver.find_elements("css selector", "#message") if each.is_displayed()])[0]
-    until(lambda: driver.find_element("css selector", "#model").get_attribute("value"))
+    fields = lambda: driver.find_elements("css selector", "#message")  # noqa: E731
+    box = wait_until(lambda: [each for each in fields() if each.is_displayed()])[0]
+    wait_until(lambda: driver.find_element("css selector", "#model").get_attribute("value"))
     box.send_keys("Tell me.\ue007")
-    until(lambda: driver.execute_script("return document.querySelector('.figures')?.textContent"))
+    wait_until(lambda: driver.execute_script("return document.querySelector('.figures')?.textContent"))
     assert driver.execute_script("return document.querySelector('[data-role=assistant]').innerText.length") > 0
     driver.get(f"{shown.url}/#machine")
-    rows = until(lambda: driver.execute_script(ROWS))
+    rows = wait_until(lambda: driver.execute_script(ROWS))
     assert [state for state, _ in rows] == ["running", "waiting"] and "--max-num-seqs" in rows[1][1]
     assert driver.execute_script("return document.querySelectorAll('[data-cpu]').length") > 0
     assert not driver.execute_script("return document.querySelectorAll('[data-state=stray]').length")

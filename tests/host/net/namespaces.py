@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ _NEW_NET = 0x40000000  # CLONE_NEWNET of sched.h
 _ALL = 0x0003  # ETH_P_ALL
 _FORCE = 33  # SO_RCVBUFFORCE
 _ROOM = 64 << 20
+_QUIET_S, _LAST_S = 0.05, 2.0  # the last packets have come: none for so long, or so much later
 
 
 class FarHost:
@@ -89,13 +91,16 @@ class Capture:
         self._thread.start()
 
     def _read(self) -> None:
-        while True:
-            ready, _, _ = select.select([self._sock, self._stop], [], [])
+        ends: float | None = None  # once it is to stop
+        while ends is None or time.monotonic() < ends:
+            ready, _, _ = select.select([self._sock, *([self._stop] if ends is None else [])], [], [], _QUIET_S)
+            if self._stop in ready:
+                ends = time.monotonic() + _LAST_S
+            elif not ready and ends is not None:
+                return
             with contextlib.suppress(BlockingIOError):
                 while True:
                     self._take(self._sock.recv(1 << 17))
-            if self._stop in ready:
-                return
 
     def _take(self, packet: bytes) -> None:
         if len(packet) < 54 or packet[12:14] != b"\x08\x00" or packet[23] != socket.IPPROTO_TCP:

@@ -4,7 +4,6 @@ no ids and no KV or rows can be found in it; with the flag that says so they can
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -150,7 +149,6 @@ def captured(far: FarHost, talk: Callable[[FarHost, NetConfig], Sequence[bytes]]
     """Pieces that were said, and how many of them can be found on the wire."""
     capture = Capture(far.device)
     said = talk(far, net)
-    time.sleep(0.05)  # the last packets
     streams = capture.close()
     assert sum(map(len, streams)) > 500, "the capture has nothing"
     return len(said), sum(any(piece in stream for stream in streams) for piece in said)

@@ -309,7 +309,7 @@ def _play(part: Part, said: Connection) -> None:
     said.send(kv.document if part.role == "receiver" else b"")
     document = said.recv()
     kv.agent.start()
-    time.sleep(part.delay_s)
+    said.poll(part.delay_s)  # less where nobody wants its part any more
     if part.role == "sender":
         kv.want(part.ticket, document)
     else:
@@ -365,7 +365,7 @@ class Child:
         """Write to standard error where all threads of it, if it is not frozen, and of this process are."""
         with contextlib.suppress(ProcessLookupError):
             self.signal(signal.SIGUSR1)
-        time.sleep(0.5)  # while it writes
+        self.process.join(0.5)  # while it writes
         faulthandler.dump_traceback(_STANDARD_ERROR)
 
     def signal(self, number: int) -> None:
