@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from homenode.engine.assignment import EngineAssignment
-from homenode.engine.connection import early_start
 from homenode.engine.connection.early_start import end_early_engine, needs_engine, start_engine_early, take_early_engine
 from homenode.engine.connection.engine_client import AsyncEngineClient
 from tests.checkpoints import make_folder
@@ -57,8 +56,7 @@ def test_a_process_that_nobody_takes_is_ended():
     started.stream.close()
     assert started.process.wait(PATIENCE_S) == 0  # its stream has ended
 
-    start_engine_early()
-    left = early_start._early
+    left = start_engine_early()
     assert left is not None
     end_early_engine()
     assert left.process.poll() is not None
@@ -67,8 +65,7 @@ def test_a_process_that_nobody_takes_is_ended():
 
 def test_a_process_with_another_environment_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would log at another level than the one that a flag has set meanwhile."""
-    start_engine_early()
-    left = early_start._early
+    left = start_engine_early()
     assert left is not None
     monkeypatch.setenv("HOMENODE_LOG_LEVEL", "debug")
     assert take_early_engine() is None

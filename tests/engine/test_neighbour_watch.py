@@ -22,6 +22,7 @@ from homenode.errors import HostError
 from homenode.host.bind.base.state import State, open_state
 from homenode.host.bind.claims import claim, read_claims, release
 from homenode.host.plan.demand import Claim
+from homenode.host.topology.host import Host
 from tests.placement_hosts import host
 
 
@@ -55,18 +56,20 @@ def own_claim(state: State) -> set[int]:
     return {cpu for each in read_claims(state) if each.pid == os.getpid() for cpu in each.cpus}
 
 
-def watch(state: State, team: tuple[int, ...], cores: int = 2, processes: tuple[int, ...] = ()) -> NeighbourWatch:
+def watch(state: State, team: tuple[int, ...], cores: int = 2, processes: tuple[int, ...] = ()) -> RecordedWatch:
     mine = CpuClaim("engine")
     with open_claims(mine) as claims:
         claims.take(mine, team)
     places = EnginePlaces((EngineBinding(team, spare=()),))
-    return NeighbourWatch(host(f"1s/1n/{cores}c"), places, mine, (), Recorder(state, processes), False)
+    return RecordedWatch(host(f"1s/1n/{cores}c"), places, mine, Recorder(state, processes))
 
 
-def moves(watched: NeighbourWatch) -> list[tuple[tuple[int, ...], set[int]]]:
-    executor = watched._executor
-    assert isinstance(executor, Recorder)
-    return executor.moves
+class RecordedWatch(NeighbourWatch):
+    """Its moves are recorded, and its claim can be given up."""
+
+    def __init__(self, host: Host, places: EnginePlaces, claim: CpuClaim, recorder: Recorder) -> None:
+        super().__init__(host, places, claim, (), recorder, False)
+        self.claim, self.moves = claim, recorder.moves
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +79,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     from homenode.engine import cpu_claims
 
-    cpu_claims._forget()
+    cpu_claims.forget_claims()
 
 
 class Quiet:
@@ -90,15 +93,15 @@ class Quiet:
 def test_cpus_are_claimed_before_threads_go_there_and_given_up_after(state: State, other: int) -> None:
     watched = watch(state, (0,))
     watched.look()
-    assert moves(watched) == [], "nobody came"
+    assert watched.moves == [], "nobody came"
     claim(state, Claim(other, (0,), name="x", computes=True))
     watched.look()
-    assert moves(watched) == [((1,), {0, 1})] and own_claim(state) == {1}
+    assert watched.moves == [((1,), {0, 1})] and own_claim(state) == {1}
     watched.look()
-    assert len(moves(watched)) == 1, "it stays"
+    assert len(watched.moves) == 1, "it stays"
     release(state, other)
     watched.look()
-    assert {team for team, _ in moves(watched)} == {(1,)} and own_claim(state) == {1}
+    assert {team for team, _ in watched.moves} == {(1,)} and own_claim(state) == {1}
 
 
 def test_cpus_that_threads_are_bound_to_stay_claimed(state: State, other: int) -> None:
@@ -110,7 +113,7 @@ def test_cpus_that_threads_are_bound_to_stay_claimed(state: State, other: int) -
     watched.look()
     assert own_claim(state) == {first, second}
     watched.look()
-    assert own_claim(state) == {first, second} and len(moves(watched)) == 1
+    assert own_claim(state) == {first, second} and len(watched.moves) == 1
     os.sched_setaffinity(other, os.sched_getaffinity(0))
     if len(os.sched_getaffinity(0)) > 1:
         watched.look()
@@ -123,7 +126,7 @@ def test_without_claims_nothing_moves(state: State, other: int, monkeypatch: pyt
     claim(state, Claim(other, (0,), name="x", computes=True))
     with state.locked("claims"), pytest.raises(HostError):
         watched.look()
-    assert moves(watched) == [] and watched.places.team == (0,)
+    assert watched.moves == [] and watched.places.team == (0,)
     watched.look()
     assert watched.places.team == (1,), "it looks again"
 
@@ -144,7 +147,7 @@ def test_two_never_go_to_the_same_core_at_once(state: State) -> None:
             thread.join()
         assert sorted(watched.places.team for watched in both) == [(0,), (1,)]
         for watched in both:
-            watched._claim.release()
+            watched.claim.release()
 
 
 def test_the_thread_ends_when_it_is_told_to_and_survives_what_fails(
@@ -161,5 +164,6 @@ def test_the_thread_ends_when_it_is_told_to_and_survives_what_fails(
     watched = watch(state, (0,))
     watched.start()
     assert looks.acquire(timeout=30) and looks.acquire(timeout=30)
+    before = threading.active_count()
     watched.stop()
-    assert not watched._thread.is_alive()
+    assert threading.active_count() == before - 1

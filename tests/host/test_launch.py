@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HostError, PlacementError
-from homenode.host.bind.base.syscalls import _NUMBERS, Syscalls
+from homenode.host.bind.base.syscalls import NUMBERS, Syscalls
 from homenode.host.bind.base.target import Target
 from homenode.host.bind.launch import ProgramError, bind_self, check_allowed, find_program
 from homenode.host.topology.allowance import Allowance
@@ -348,7 +348,7 @@ def _forbidden(numbers: list[int], *command: str) -> subprocess.CompletedProcess
 
 
 def test_a_container_that_forbids_memory_policies_still_gets_its_cpus() -> None:
-    numbers = [_NUMBERS[platform.machine()][name] for name in ("set_mempolicy", "get_mempolicy")]
+    numbers = [NUMBERS[platform.machine()][name] for name in ("set_mempolicy", "get_mempolicy")]
     show = ("cat", "/proc/self/status", "/proc/self/numa_maps")
     done = _forbidden(numbers, *_command(ONE, *show, nodes=_node()))
     assert _mask(done.stdout) == str(ONE)

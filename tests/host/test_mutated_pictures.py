@@ -81,8 +81,7 @@ def resident(decoder: FileDecoder) -> dict[int, int]:
     """Bytes in memory of the processes that do nothing, by their numbers."""
     found = {}
     for process in decoder._idle:
-        pid = process._process.pid
-        found[pid] = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        found[process.pid] = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return found
 
 

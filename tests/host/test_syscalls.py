@@ -178,14 +178,14 @@ def test_numbers_are_those_of_the_kernels_headers(machine: str, header: str) -> 
         for line in file.read_text().splitlines()
         if line.startswith("#define __NR") and len(line.split()) == 3
     )
-    for name, number in syscalls._NUMBERS[machine].items():
+    for name, number in syscalls.NUMBERS[machine].items():
         assert told.get(f"__NR_{name}") == str(number)
 
 
 @pytest.mark.parametrize("nodes", [(0,), (63,), (64,), (0, 63, 64, 71), (1023,), (250, 255), (4095,)])
 def test_node_masks_of_any_length(nodes: tuple[int, ...]) -> None:
     """Rebuild the set from the words as the kernel does: `maxnode` less one bits, little end first."""
-    mask, maxnode = syscalls._node_mask(nodes)
+    mask, maxnode = syscalls.node_mask(nodes)
     assert mask is not None
     bits = maxnode.value - 1
     word = 8 * ctypes.sizeof(ctypes.c_ulong)

@@ -51,7 +51,7 @@ def test_hostile_files_are_refused_by_name(
 def test_a_trial_may_take_some_memory_and_processor_time_and_no_more(tmp_path: Path) -> None:
     begun = begin_trial(folder_of(tmp_path, json.dumps(tokenizer_json())))
     assert begun is not None
-    limits = Path(f"/proc/{begun._process._process.pid}/limits")  # also there when it has ended, until it is waited for
+    limits = Path(f"/proc/{begun._process.pid}/limits")  # also there when it has ended, until it is waited for
 
     def soft(name: str) -> str:
         return next(line.removeprefix(name).split()[0] for line in limits.read_text().splitlines() if name in line)

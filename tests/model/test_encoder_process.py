@@ -26,7 +26,7 @@ def test_numpy_has_no_threads_besides() -> None:
     own = SandboxProcess(process.__name__)
     try:
         own.wait_ready()
-        pid = own._process.pid
+        pid = own.pid
         assert "numpy" in Path(f"/proc/{pid}/maps").read_text()
         assert [task.name for task in Path(f"/proc/{pid}/task").iterdir()] == [str(pid)]
     finally:

@@ -54,7 +54,7 @@ def test_queries_see_what_attention_of_torch_does() -> None:
     for name, value in attention.named_parameters():
         value.data = array(f"resampler.attn.{name}")
     picture = family.prepare(next(pictures()), True)
-    tiles = [family._normalisation.of(tile) for tile in picture.tiles]
+    tiles = [family.normalisation.of(tile) for tile in picture.tiles]
     x, lengths = family.tower.placed(tower, tiles, _buckets)
     x = family.tower.through(tower, family._last, x, lengths)
     wanted, at = [], 0
@@ -83,7 +83,7 @@ def test_rows_of_a_file_are_those_of_the_folder(tmp_path: Path) -> None:
     figures = {"embedding_length": 32, "feed_forward_length": 48, "block_count": 2, "attention.head_count": 2}
     for key, value in (figures | {"patch_size": 14, "image_size": 56, "projection_dim": 0}).items():
         writer.add_uint32(f"clip.vision.{key}", value)
-    for name in tower.tensors._shapes:  # type: ignore[attr-defined]
+    for name in tower.tensors.shapes:  # type: ignore[attr-defined]
         values = tower.tensors.array(name)
         if name.startswith("resampler.attn.in_proj_"):
             end = name.removeprefix("resampler.attn.in_proj_")

@@ -106,7 +106,7 @@ def stored(name: str) -> dict[str, FloatArray]:
     marked = [number for number, there in enumerate(FILES[name][3].get("is_deepstack_layers", ())) if there]
     names = form.names(MARKS(marked))  # type: ignore[arg-type]
     found: dict[str, FloatArray] = {}
-    for own in tensors._shapes:
+    for own in tensors.shapes:
         values = tensors.array(own)
         change = next((each for end, each in changes.items() if own.endswith(end)), None)
         values = values if change is None else change(values)

@@ -91,7 +91,7 @@ def test_pixels_and_rows_are_those_of_transformers(name: str, tmp_path: Path) ->
         pixels = [*given["pixel_values"], *given.get("pixel_values_local", ())]
         assert len(prepared.tiles) == len(pixels)
         for own, wanted in zip(prepared.tiles, pixels, strict=True):
-            np.testing.assert_allclose(family._normalisation.of(own), wanted.numpy(), atol=1e-6)
+            np.testing.assert_allclose(family.normalisation.of(own), wanted.numpy(), atol=1e-6)
         down, across = prepared.layout.tiles
         told: dict[str, Any] = {"num_local_patches": [down * across]}
         if down:
@@ -134,7 +134,7 @@ def test_internvl_as_its_makers_publish_it(
     draw = np.random.default_rng(3)
     for shape in ((40, 90), (70, 60)):
         prepared = family.prepare(images.fromarray(draw.integers(0, 256, (*shape, 3)).astype(np.uint8)), True)
-        pixels = torch.tensor(np.stack([family._normalisation.of(tile) for tile in prepared.tiles]))
+        pixels = torch.tensor(np.stack([family.normalisation.of(tile) for tile in prepared.tiles]))
         with torch.no_grad():
             made = theirs.model.get_image_features(pixels, return_dict=True).pooler_output
         wanted = np.concatenate([rows.numpy() for rows in made])
@@ -154,7 +154,7 @@ def test_lighton_ocr_has_no_marks_of_lines(tmp_path: Path) -> None:
     draw = np.random.default_rng(3)
     for shape in ((40, 90), (70, 60), (200, 30)):
         prepared = family.prepare(images.fromarray(draw.integers(0, 256, (*shape, 3)).astype(np.uint8)), True)
-        pixels = torch.tensor(family._normalisation.of(prepared.tiles[0]))[None]
+        pixels = torch.tensor(family.normalisation.of(prepared.tiles[0]))[None]
         with torch.no_grad():
             made = theirs.model.get_image_features(pixels, torch.tensor([prepared.layout.size]), return_dict=True)
         wanted = np.concatenate([rows.numpy() for rows in made.pooler_output])

@@ -354,21 +354,21 @@ class RandomTensors(TowerTensors):
     """Random tensors of these shapes; a name with = in front is a tensor's own, others have a weight and a bias."""
 
     def __init__(self, backend: Backend, shapes: Mapping[str, Any]) -> None:
-        self._shapes = {}
+        self.shapes = {}
         for name, shape in shapes.items():
             if name.startswith("="):
-                self._shapes[name[1:]] = shape
+                self.shapes[name[1:]] = shape
             else:
-                self._shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+                self.shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
         super().__init__(backend, {}, "a test", "F32")
 
     def __contains__(self, name: object) -> bool:
-        return name in self._shapes
+        return name in self.shapes
 
     def array(self, name: str) -> FloatArray:
-        if name not in self._shapes:
+        if name not in self.shapes:
             raise CheckpointError(name)
-        shape = self._shapes[name]
+        shape = self.shapes[name]
         if shape == ():  # of a range
             return np.array([-0.7 if name.endswith("min") else 0.9], np.float32)
         values = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
@@ -381,7 +381,7 @@ class RandomTensors(TowerTensors):
         found: dict[str, Any] = {}
         for key, module in names.items():
             weight = f"{front}{module}.weight"
-            found[key] = self.vector(weight) if len(self._shapes[weight]) == 1 else self.matrix(weight)
+            found[key] = self.vector(weight) if len(self.shapes[weight]) == 1 else self.matrix(weight)
             if f"{front}{module}.bias" in self:
                 found[f"{key}_bias"] = self.vector(f"{front}{module}.bias")
         return found

@@ -84,7 +84,7 @@ def test_blocks_are_kept_whatever_floats_are_kept_as(tmp_path: Path, storage: st
 def test_a_tile_has_the_same_rows_beside_others(tmp_path: Path) -> None:
     made, tower = tower_of(tmp_path / "blocks", "SmolVLMForConditionalGeneration", as_blocks)
     prepared = made.prepare(next(pictures()), True)
-    tiles = [made._normalisation.of(tile) for tile in prepared.tiles]
+    tiles = [made.normalisation.of(tile) for tile in prepared.tiles]
     assert len(tiles) > 2
     (together,) = made.tower.hidden(tower, tiles, pixels.nearest_table)
     apart = np.concatenate([made.tower.hidden(tower, [tile], pixels.nearest_table)[0] for tile in tiles])

@@ -137,9 +137,9 @@ def test_regions_of_several_homes_come_from_their_own_nodes(bound: bool, touched
     if len(cpus) < 2:
         pytest.skip("needs two CPUs")
     backend = NativeBackend(cpus, spin_us=20, memory=ThreadMemory((0, 1), (0, 1), bound=bound))
-    assert [backend._touched_by(home, 0) for home in (0, 1)] == [(cpu,) if touched else () for cpu in cpus]
-    assert backend._touched_by(0, errno.EPERM) == (cpus[0],)
-    assert backend._touched_by(-1, errno.EPERM) == ()
+    assert [backend.touched_by(home, 0) for home in (0, 1)] == [(cpu,) if touched else () for cpu in cpus]
+    assert backend.touched_by(0, errno.EPERM) == (cpus[0],)
+    assert backend.touched_by(-1, errno.EPERM) == ()
 
 
 def test_a_refusal_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

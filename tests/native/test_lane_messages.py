@@ -108,7 +108,7 @@ def test_one_after_another_before_any_books_are_kept(sides: tuple[Side, Side], t
         receiver.arrival(f"t{number}", 3, PATIENCE_S)
     prepared(sides, 3, first=3)
     taken.clear()
-    with receiver.agent._working:  # it can hear nothing before all was said
+    with receiver.agent.working:  # it can hear nothing before all was said
         for number in range(3):
             sender.finish(f"t{number}")
         assert sender.agent._feeder.announced == {"t0", "t1", "t2"}
@@ -187,8 +187,8 @@ def test_the_same_pages_announced_twice_cost_the_peer_only(sides: tuple[Side, Si
     sending, prepared_there = sender.agent._performer.at_once.sending["t"], receiver.agent._performer.at_once
     wait_until(  # what is expected is put together anew, in another table, whenever the machine was told something
         lambda: (
-            receiver.agent._working.acquire()
-            and (bool(prepared_there.taking) or receiver.agent._working.release() is not None)
+            receiver.agent.working.acquire()
+            and (bool(prepared_there.taking) or receiver.agent.working.release() is not None)
         ),
         "and still, under its lock",
     )
@@ -197,7 +197,7 @@ def test_the_same_pages_announced_twice_cost_the_peer_only(sides: tuple[Side, Si
         for _ in range(2):
             assert sending.lending.announce(sending.connection.sent, 2, [PAGES], False)
     finally:
-        receiver.agent._working.release()
+        receiver.agent.working.release()
     wait_until(
         lambda: bool(receiver.agent.figures().bad_frames or receiver.agent.machine.figures().bad_frames),
         "the violation is counted",

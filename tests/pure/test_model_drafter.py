@@ -39,8 +39,8 @@ def start(tokens: list[int]) -> Any:
 def test_what_is_followed(prompt: list[int], token: int, blocks: tuple[int, ...], follows: bool) -> None:
     made = drafter(*blocks)
     made.start(start(prompt))
-    assert (1 in made._followed and made._can_follow(1, [token])) is follows
+    assert (made.follows(1) and made.can_follow(1, [token])) is follows
     if not follows:
         items: Any = [SimpleNamespace(seq=1, count=1)]
         assert made.draft(items, [SimpleNamespace(seq=1, tokens=[token])], None) == {}  # type: ignore[list-item]
-        assert 1 not in made._followed
+        assert not made.follows(1)

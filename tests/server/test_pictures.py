@@ -375,7 +375,7 @@ async def read_some(tmp_path: Path) -> None:
 )
 def test_only_hosts_that_are_named_are_asked(url: str, hosts: tuple[str, ...], allowed: bool) -> None:
     parts = media_bytes.urlsplit(url)
-    assert media_bytes._is_allowed(str(parts.hostname), parts.port, hosts) is allowed
+    assert media_bytes.is_allowed(str(parts.hostname), parts.port, hosts) is allowed
 
 
 def test_a_host_that_drips_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

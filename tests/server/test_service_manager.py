@@ -121,10 +121,10 @@ def test_a_coordinator_lives_while_its_engines_are_restarted(ups: tuple[bool, ..
     client = SimpleNamespace(heartbeat=heartbeat)
     made: Any = SimpleNamespace(supervisors=[SimpleNamespace(up=up, client=client) for up in ups])
     if lives:
-        assert asyncio.run(Coordinator._is_alive(made, 1.0))
+        assert asyncio.run(Coordinator.is_alive(made, 1.0))
     else:
         with pytest.raises(PeerError):
-            asyncio.run(Coordinator._is_alive(made, 1.0))
+            asyncio.run(Coordinator.is_alive(made, 1.0))
 
 
 UNWATCHED = [{}, {"WATCHDOG_USEC": "0"}, {"WATCHDOG_USEC": "soon"}, {"WATCHDOG_USEC": "9", "WATCHDOG_PID": "1"}]

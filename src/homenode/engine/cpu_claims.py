@@ -144,10 +144,10 @@ def _drop(line: str) -> None:
     """Nobody needs to hear that a claim outlives its engine: it ends with the process."""
 
 
-def _forget() -> None:
+def forget_claims() -> None:
     global _look
     _held.clear()
     _look = None
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=forget_claims)

@@ -22,7 +22,7 @@ def missed(side: Side, heard: list[int]) -> bool:
     heard.clear()
     side.agent.tell(Released("t", "set a deadline"))
     side.machine.expect(FromEngine)
-    with side.agent._working:
+    with side.agent.working:
         due = side.machine.deadline
         wait_until(lambda: due is None or time.monotonic() > due + 2 * LATE_S, "the deadline has passed")
     begun = time.monotonic()
@@ -63,7 +63,7 @@ def test_who_could_not_hear_does_not_rest_before_it_has() -> None:
                 agent.roused()
 
         wait_until(rests, "it has nothing to do")
-        with agent._working:
+        with agent.working:
             agent.hear()
         assert not any(rests() for _ in range(100))
 

@@ -292,11 +292,11 @@ class NativeBackend:
         """The pages of a KV cache that is reserved only. Its regions are in the order of `ranges`."""
         regions = _native.KvMemoryHandle.of(cache).layout.regions
         return [
-            RegionPages(at, size, region.block_stride, cache.blocks, cpus=self._touched_by(home, cache.refused))
+            RegionPages(at, size, region.block_stride, cache.blocks, cpus=self.touched_by(home, cache.refused))
             for (at, size, home), region in zip(cache.ranges, regions, strict=True)
         ]
 
-    def _touched_by(self, node_index: int, refused: int) -> tuple[int, ...]:
+    def touched_by(self, node_index: int, refused: int) -> tuple[int, ...]:
         """The CPUs of a node, where its memory comes from whoever touches it first and there are other homes.
         `refused`: the errno with which the kernel refused to take it from its node.
         """

@@ -63,13 +63,14 @@ def needs_engine(arguments: Sequence[str]) -> bool:
     return arguments[:1] == ["serve"] and not any(each.startswith(_WITHOUT_ENGINE) for each in arguments[1:])
 
 
-def start_engine_early() -> None:
-    """Start the process, on the thread that lives as long as the engine should. Where the machine refuses, it is
-    started later and the refusal told then.
+def start_engine_early() -> StartedEngine | None:
+    """Start the process, on the thread that lives as long as the engine should. Return it. Where the machine refuses,
+    it is None, the engine is started later, and the refusal told then.
     """
     global _early, _environment
     _environment = dict(os.environ)
     _early = start_engine_process()
+    return _early
 
 
 def start_engine_process(name: str | None = None) -> StartedEngine | None:

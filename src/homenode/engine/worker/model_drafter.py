@@ -137,7 +137,7 @@ class ModelDrafter:
             own = None if rows is None else rows[at : at + item.count]
             at += item.count
             tokens = accepted.get(item.seq, [])
-            if not self._can_follow(item.seq, tokens):
+            if not self.can_follow(item.seq, tokens):
                 self.end(item.seq)
             if (followed := self._followed.get(item.seq)) is not None:
                 past = self._take_in(followed, item, tokens, own)
@@ -151,7 +151,11 @@ class ModelDrafter:
         self._blocks.give_back_spare()
         return {followed.seq: tuple(tokens) for followed, (tokens, _) in drafted.items()}
 
-    def _can_follow(self, seq: int, tokens: Sequence[int]) -> bool:
+    def follows(self, seq: int) -> bool:
+        """Return whether tokens of a sequence may be drafted."""
+        return seq in self._followed
+
+    def can_follow(self, seq: int, tokens: Sequence[int]) -> bool:
         """Return whether what drafts knows these tokens, and has memory for all blocks: none for those that are read in
         place in another engine's.
         """

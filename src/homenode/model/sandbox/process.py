@@ -79,6 +79,11 @@ class SandboxProcess:
         )
 
     @property
+    def pid(self) -> int:
+        """The process id of the child."""
+        return self._process.pid
+
+    @property
     def alive(self) -> bool:
         """Return whether it has not ended, and belongs to this process; a forked one has to start its own."""
         return self._owner == os.getpid() and self.end.alive and self._process.poll() is None

@@ -175,7 +175,7 @@ class Coordinator:
                 on_listening(url_of(self._listener, self._server.scheme))
             self._manager.ready()
             self._watching = asyncio.ensure_future(self._keys.watch(self._change_keys))
-            async with self._manager.watched(self._is_alive):
+            async with self._manager.watched(self.is_alive):
                 code = await self.fronts.kept()
         if self._draining and code is not None:
             return code
@@ -183,7 +183,7 @@ class Coordinator:
             _log.error("no front is left; the server ends")
         return 1
 
-    async def _is_alive(self, timeout_s: float) -> bool:
+    async def is_alive(self, timeout_s: float) -> bool:
         """Return whether the loop of any engine answers in time, or none is up: those that come back are being started,
         and the last that does not ends the server. Raises PeerError otherwise.
         """

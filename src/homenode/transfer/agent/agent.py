@@ -83,7 +83,7 @@ class TransferAgent:
         self._carrier, self._clock = carrier, clock
         self._bound = bind(carrier, ports)
         self.addresses = {name: [one.address for one in listening] for name, listening in self._bound.items()}
-        self._working = threading.Lock()  # what there is to do is for who holds it
+        self.working = threading.Lock()  # what there is to do is for who holds it
         self._turns = AgentLoop(
             carrier,
             identity,
@@ -135,7 +135,7 @@ class TransferAgent:
     def _done_at_once(self, message: ToAgent) -> bool:
         """On the thread of who tells: to wake the agent's would take longer than the rest. The machine hears of it when
         that wakes."""
-        if not self._working.acquire(blocking=False):
+        if not self.working.acquire(blocking=False):
             return False
         try:
             at_rest = self._started and not self._mailbox.waiting and not self._turns.broken
@@ -148,7 +148,7 @@ class TransferAgent:
         except Exception as error:
             self._fail(error)
         finally:
-            self._working.release()
+            self.working.release()
         if threading.get_ident() != self._leader:
             self._mailbox.wake()
         return True
@@ -187,7 +187,7 @@ class TransferAgent:
 
     def lead(self, epoll: select.epoll) -> None:
         """The caller's thread does the work from now on, and sleeps there."""
-        with self._working:
+        with self.working:
             self._leader = threading.get_ident()
             epoll.register(self._links.poller.fileno(), select.EPOLLIN)
             self._links.hearing.wait_beside(epoll)
@@ -195,7 +195,7 @@ class TransferAgent:
 
     def rest(self) -> float:
         """Seconds until something is due, negative: nothing is; 0: there is work now. To be followed by `roused`."""
-        if not self._working.acquire(blocking=False):
+        if not self.working.acquire(blocking=False):
             return 0.0
         try:
             if not self._started or self._turns.broken:
@@ -205,7 +205,7 @@ class TransferAgent:
             self._performer.prepare()
             return self._turns.patience() if self._mailbox.may_sleep() else 0.0
         finally:
-            self._working.release()
+            self.working.release()
 
     def watch(self, epoll: int) -> bool | None:
         """Look for what was promised, or probably comes, and at a descriptor of epoll: whether there is something.
@@ -222,7 +222,7 @@ class TransferAgent:
         return self._promises.notice()
 
     def _walk_through(self, promised: Connection) -> None:
-        if not self._working.acquire(blocking=False):
+        if not self.working.acquire(blocking=False):
             return
         try:
             if self._started and not self._turns.broken:
@@ -230,11 +230,11 @@ class TransferAgent:
         except Exception as error:
             self._fail(error)
         finally:
-            self._working.release()
+            self.working.release()
 
     def hear(self) -> bool:
         """Take what came over lanes: whether there was something."""
-        if not self._working.acquire(blocking=False):
+        if not self.working.acquire(blocking=False):
             self._unheard = True  # and nobody rings for what was said while it was looked for
             return False
         self._unheard = False
@@ -247,7 +247,7 @@ class TransferAgent:
             self._fail(error)
             return False
         finally:
-            self._working.release()
+            self.working.release()
 
     def roused(self) -> None:
         """Take note that it sleeps no more."""
@@ -255,7 +255,7 @@ class TransferAgent:
 
     def work(self) -> None:
         """Do what there is to do."""
-        if not self._working.acquire(blocking=False):
+        if not self.working.acquire(blocking=False):
             os.sched_yield()  # the agent's own thread is at it
             return
         try:
@@ -264,27 +264,27 @@ class TransferAgent:
         except Exception as error:
             self._fail(error)
         finally:
-            self._working.release()
+            self.working.release()
 
     # The thread
 
     def _run(self) -> None:
         try:
             while True:
-                with self._working:
+                with self.working:
                     if self._turns.over() or self._turns.broken:
                         break
                     patience = self._turns.patience()
                 self._wait(patience)
-                with self._working:
+                with self.working:
                     if self._turns.broken:
                         break
                     self._turns.turn(self._links.poller.poll(0))
         except Exception as error:
-            with self._working:
+            with self.working:
                 self._fail(error)
         finally:
-            with self._working:
+            with self.working:
                 self._release()
 
     def _wait(self, patience: float) -> None:

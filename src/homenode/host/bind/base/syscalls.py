@@ -33,7 +33,7 @@ MPOL_MF_STRICT, MPOL_MF_MOVE, MPOL_MF_MOVE_ALL = 1, 2, 4  # what mbind and move_
 NOT_TRIED = -errno.EAGAIN  # status of a page that move_pages did not come to
 
 _GENERIC = {"mbind": 235, "get_mempolicy": 236, "set_mempolicy": 237, "move_pages": 239}
-_NUMBERS = {
+NUMBERS = {
     "x86_64": {"mbind": 237, "get_mempolicy": 239, "set_mempolicy": 238, "move_pages": 279},
     "aarch64": _GENERIC,
     "riscv64": _GENERIC,
@@ -89,7 +89,7 @@ class Syscalls:
     def set_mempolicy(self, mode: int, nodes: Iterable[int] = ()) -> None:
         """Memory policy of the calling thread, of all it will start and of the program it becomes (it survives
         execve)."""
-        mask, bits = _node_mask(nodes)
+        mask, bits = node_mask(nodes)
         self._call("set_mempolicy", mode, mask, bits)
 
     def get_mempolicy(self) -> tuple[int, tuple[int, ...]]:
@@ -103,7 +103,7 @@ class Syscalls:
     def mbind(self, address: int, length: int, mode: int, nodes: Iterable[int], flags: int = 0) -> None:
         """Memory policy of the `length` bytes at `address` (page aligned) of the calling process; `flags` as
         MPOL_MF_*."""
-        mask, bits = _node_mask(nodes)
+        mask, bits = node_mask(nodes)
         self._call("mbind", ctypes.c_void_p(address), ctypes.c_ulong(length), mode, mask, bits, flags)
 
     def move_pages(
@@ -137,12 +137,12 @@ class Syscalls:
                 return mode.value, tuple(node for node in range(bits) if mask[node // _WORD] >> node % _WORD & 1)
 
     def _call(self, name: str, *arguments: object) -> int:
-        numbers = _NUMBERS.get(self._machine, {}) if sys.maxsize > 2**32 else {}
+        numbers = NUMBERS.get(self._machine, {}) if sys.maxsize > 2**32 else {}
         if name not in numbers:
             raise HostError(
                 f"{name}: its system call number is not known for machine {self._machine!r} "
                 f"({8 * ctypes.sizeof(ctypes.c_void_p)}-bit Python); "
-                f"known are {', '.join(_NUMBERS)}, 64-bit. Bind CPUs only there.",
+                f"known are {', '.join(NUMBERS)}, 64-bit. Bind CPUs only there.",
                 machine=self._machine,
             )
         syscall = ctypes.CDLL(None, use_errno=True).syscall
@@ -154,7 +154,7 @@ class Syscalls:
         return result
 
 
-def _node_mask(nodes: Iterable[int]) -> tuple[ctypes.Array[ctypes.c_ulong] | None, ctypes.c_ulong]:
+def node_mask(nodes: Iterable[int]) -> tuple[ctypes.Array[ctypes.c_ulong] | None, ctypes.c_ulong]:
     """A mask and the `maxnode` that goes with it: the kernel takes one off the number it is given, so it is told one
     bit more."""
     wanted = sorted(set(nodes))

@@ -100,7 +100,7 @@ class DeepseekOcr:
         for side in (self.views.side, self.views.tile):
             self.sam.check_side(side)
         self._stretches = int(processor.get("maximum_pad_value") or _LARGEST_STRETCHED)
-        self._normalisation = pixels.Normalisation.read(processor, pixels.HALF)
+        self.normalisation = pixels.Normalisation.read(processor, pixels.HALF)
         self._table: FloatArray | None = None
         self._ends: list[FloatArray] = []
 
@@ -151,7 +151,7 @@ class DeepseekOcr:
 
     def _view(self, tower: Tower, tile: Pixels) -> FloatArray:
         """The rows of a square: [rows, columns, width]."""
-        made = self.sam.rows(tower, self._normalisation.of(tile))
+        made = self.sam.rows(tower, self.normalisation.of(tile))
         side = len(made)
         rows = made.reshape(side * side, self.width)
         assert self._table is not None

@@ -77,7 +77,7 @@ class DeepseekOcr2:
         self.views = TiledViews(processor, 768, 6)
         for side in (self.views.side, self.views.tile):
             self.sam.check_side(side)
-        self._normalisation = pixels.Normalisation.read(processor, pixels.HALF)
+        self.normalisation = pixels.Normalisation.read(processor, pixels.HALF)
         self._queries: list[FloatArray] = []
         self._end: FloatArray | None = None
 
@@ -122,7 +122,7 @@ class DeepseekOcr2:
 
     def _view(self, tower: Tower, tile: Pixels) -> FloatArray:
         """The rows of a square."""
-        made = self.sam.rows(tower, self._normalisation.of(tile)).reshape(-1, self.width)
+        made = self.sam.rows(tower, self.normalisation.of(tile)).reshape(-1, self.width)
         fewer, more = self._queries
         rows = np.concatenate([made, fewer if len(made) <= len(fewer) else more])
         places = np.arange(len(rows), dtype=np.float32)

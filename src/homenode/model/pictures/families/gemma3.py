@@ -50,7 +50,7 @@ class Gemma3:
         high, wide = (pixels.fields_of(size, (side,), self.tower.image or _SIDE) for side in ("height", "width"))
         self._size = (high, wide)
         self._resample = int(processor.get("resample", pixels.BILINEAR))
-        self._normalisation = pixels.Normalisation.read(processor, pixels.HALF)
+        self.normalisation = pixels.Normalisation.read(processor, pixels.HALF)
 
     def prepare(self, picture: Image, alone: bool) -> PreparedPicture:
         """See `PictureFamily`."""
@@ -77,7 +77,7 @@ class Gemma3:
 
     def encode(self, tower: Tower, picture: PreparedPicture) -> PictureRows:
         """See `PictureFamily`."""
-        (rows,) = self.tower.hidden(tower, [self._normalisation.of(picture.tiles[0])])
+        (rows,) = self.tower.hidden(tower, [self.normalisation.of(picture.tiles[0])])
         side, kept = self.tower.side, math.isqrt(self._rows)
         run = side // kept
         means = rows.reshape(kept, run, kept, run, -1).mean(axis=(1, 3), dtype=np.float32).reshape(kept * kept, -1)

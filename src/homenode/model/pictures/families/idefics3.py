@@ -45,7 +45,7 @@ class Idefics3:
         self._tile = pixels.fields_of(processor.get("max_image_size"), ("longest_edge",), 364)
         self._splits = bool(processor.get("do_image_splitting", True))
         self._resample = int(processor.get("resample", pixels.LANCZOS))
-        self._normalisation = pixels.Normalisation.read(processor, pixels.HALF)
+        self.normalisation = pixels.Normalisation.read(processor, pixels.HALF)
         self._rows = (self._tile // self.tower.patch // self._merge) ** 2
 
     def prepare(self, picture: Image, alone: bool) -> PreparedPicture:
@@ -84,7 +84,7 @@ class Idefics3:
 
     def encode(self, tower: Tower, picture: PreparedPicture) -> PictureRows:
         """See `PictureFamily`."""
-        tiles = [self._normalisation.of(tile) for tile in picture.tiles]
+        tiles = [self.normalisation.of(tile) for tile in picture.tiles]
         (rows,) = self.tower.hidden(tower, tiles, pixels.nearest_table)
         side = self._tile // self.tower.patch
         merged = [

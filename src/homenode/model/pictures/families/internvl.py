@@ -122,7 +122,7 @@ class InternVl:
         if self._tile != (self.image, self.image):
             raise UnsupportedError(f"tiles of {high} x {wide} pixels before a tower of {self.image} are not supported")
         self._resample = int(processor.get("resample", pixels.BICUBIC))
-        self._normalisation = pixels.Normalisation.read(processor, pixels.CLIP)
+        self.normalisation = pixels.Normalisation.read(processor, pixels.CLIP)
         self._activation = activation_of(fields, "gelu", "projector_hidden_act")
         self._table: FloatArray | None = None
 
@@ -188,7 +188,7 @@ class InternVl:
         table[0] -= self._bias  # which the product adds to the class token, too
         rows = []
         for tile in picture.tiles:
-            patches = pixels.block_patches(self._normalisation.of(tile), self.patch, 1)
+            patches = pixels.block_patches(self.normalisation.of(tile), self.patch, 1)
             patches = np.concatenate([np.zeros((1, patches.shape[1]), np.float32), patches])
             rows.append(np.concatenate([patches, table], axis=1))
         count = side * side + 1

@@ -75,7 +75,7 @@ class KimiVl:
         limits = (processor.get(key) for key in ("max_patches", "in_patch_limit", "in_token_limit"))
         self._most = int(next((found for found in limits if found), 16384))
         self._resample = int(processor.get("resample", pixels.BICUBIC))
-        self._normalisation = pixels.Normalisation.read(processor, pixels.HALF)
+        self.normalisation = pixels.Normalisation.read(processor, pixels.HALF)
         self._table: FloatArray | None = None
 
     def prepare(self, picture: Image, alone: bool) -> PreparedPicture:
@@ -134,7 +134,7 @@ class KimiVl:
     def encode(self, tower: Tower, picture: PreparedPicture) -> PictureRows:
         """See `PictureFamily`."""
         rows, columns = (side // self.patch for side in picture.layout.size)
-        patches = pixels.block_patches(self._normalisation.of(picture.tiles[0]), self.patch, self.merge)
+        patches = pixels.block_patches(self.normalisation.of(picture.tiles[0]), self.patch, self.merge)
         assert self._table is not None
         learned = pixels.bicubic_table(self._table, rows, columns).transpose(2, 0, 1)
         places = pixels.block_places(rows, columns, self.merge)[:, ::-1]  # the column, then the row

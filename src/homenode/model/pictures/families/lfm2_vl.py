@@ -53,7 +53,7 @@ class Lfm2Vl:
         self._tiles = tiles if processor.get("do_image_splitting", True) else (1, 1)
         self._whole = bool(processor.get("use_thumbnail", True))
         self._resample = int(processor.get("resample", pixels.BILINEAR))
-        self._normalisation = pixels.Normalisation.read(processor, pixels.HALF)
+        self.normalisation = pixels.Normalisation.read(processor, pixels.HALF)
         self._activation = activation_of(fields, "gelu", "projector_hidden_act")
         self._normed = fields.boolean("projector_use_layernorm", True)
 
@@ -115,7 +115,7 @@ class Lfm2Vl:
 
     def encode(self, tower: Tower, picture: PreparedPicture) -> PictureRows:
         """See `PictureFamily`."""
-        (rows,) = self.tower.hidden(tower, [self._normalisation.of(tile) for tile in picture.tiles], _scaled)
+        (rows,) = self.tower.hidden(tower, [self.normalisation.of(tile) for tile in picture.tiles], _scaled)
         merged, at, side = [], 0, self.tower.patch
         for tile in picture.tiles:
             down, across = len(tile) // side, len(tile[0]) // side

@@ -63,7 +63,7 @@ class Llama4:
         self._most = int(processor.get("max_patches") or 16)
         self._fills = bool(processor.get("resize_to_max_canvas", False))
         self._resample = int(processor.get("resample", pixels.BILINEAR))
-        self._normalisation = pixels.Normalisation.read(processor, pixels.HALF)
+        self.normalisation = pixels.Normalisation.read(processor, pixels.HALF)
         self._table: FloatArray | None = None
 
     def prepare(self, picture: Image, alone: bool) -> PreparedPicture:
@@ -137,7 +137,7 @@ class Llama4:
     def _values(self, tile: Pixels) -> FloatArray:
         """A tile normalised in steps of bfloat16, as the processor does."""
         mean, deviation = (
-            np.array(part, np.float32) for part in (self._normalisation.mean, self._normalisation.deviation)
+            np.array(part, np.float32) for part in (self.normalisation.mean, self.normalisation.deviation)
         )
         scaled = _rounded(tile.astype(np.float32) * np.float32(1 / 255))
         found = _rounded(_rounded(scaled - _rounded(mean)) / _rounded(deviation))

@@ -58,7 +58,7 @@ class Llava:
             raise fields.wrong("vision_feature_layer", given, f"layers of {self.tower.layers}, or one")
         self._layers = tuple(self.tower.layer_number(layer) for layer in wanted)
         self._drops_first = fields.text("vision_feature_select_strategy", "default") == "default"
-        self._normalisation = pixels.Normalisation.read(processor, pixels.CLIP)
+        self.normalisation = pixels.Normalisation.read(processor, pixels.CLIP)
         self._resample = int(processor.get("resample", pixels.BICUBIC))
         self._activation = activation_of(fields, "gelu", "projector_hidden_act")
         crop, size = processor.get("crop_size"), processor.get("size")
@@ -111,7 +111,7 @@ class Llava:
     def _tiles(self, tower: Tower, picture: PreparedPicture) -> FloatArray:
         """The rows of each tile: [tiles, rows, columns]."""
         count = len(picture.tiles)
-        found = self.tower.hidden(tower, [self._normalisation.of(tile) for tile in picture.tiles])
+        found = self.tower.hidden(tower, [self.normalisation.of(tile) for tile in picture.tiles])
         rows = np.concatenate(found, axis=1).reshape(count, -1, self.tower.width * len(found))
         rows = np.ascontiguousarray(rows[:, 1:] if self._drops_first else rows)
         made = tower.run("projector", rows.reshape(-1, rows.shape[2]), [count * rows.shape[1]])

@@ -47,7 +47,7 @@ class LlavaOnevision(LlavaNext):
         from PIL import Image as images
 
         original, side = (picture.height, picture.width), max(picture.size)
-        red, green, blue = (int(mean * 255) for mean in self._normalisation.mean)
+        red, green, blue = (int(mean * 255) for mean in self.normalisation.mean)
         square = images.new("RGB", (side, side), (red, green, blue))
         square.paste(picture, ((side - picture.width) // 2, (side - picture.height) // 2))
         tile = pixels.pixels_of(pixels.resized(square, self._shortest, self._shortest, self._resample))

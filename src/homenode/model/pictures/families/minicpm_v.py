@@ -54,7 +54,7 @@ class MiniCpmV:
             raise fields.wrong("hidden_size", self._width, f"a multiple of {_HEAD}")
         self._slices = SlicedPictures(processor, int(processor.get("patch_size") or self.tower.patch))
         said = {"image_mean": processor.get("norm_mean"), "image_std": processor.get("norm_std")}
-        self._normalisation = pixels.Normalisation.read({**said, **processor}, pixels.HALF)
+        self.normalisation = pixels.Normalisation.read({**said, **processor}, pixels.HALF)
         self._query: FloatArray | None = None
 
     def prepare(self, picture: Image, alone: bool) -> PreparedPicture:
@@ -127,7 +127,7 @@ class MiniCpmV:
 
     def encode(self, tower: Tower, picture: PreparedPicture) -> PictureRows:
         """See `PictureFamily`."""
-        tiles = [self._normalisation.of(tile) for tile in picture.tiles]
+        tiles = [self.normalisation.of(tile) for tile in picture.tiles]
         x, lengths = self.tower.placed(tower, tiles, pixels.nearest_table_of_quotients)
         x = tower.run("placed", self.tower.through(tower, self._last, x, lengths), [len(x)])
         places = [self._places(tile.shape[1] // self.tower.patch, tile.shape[2] // self.tower.patch) for tile in tiles]

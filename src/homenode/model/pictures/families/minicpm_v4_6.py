@@ -62,7 +62,7 @@ class MiniCpmV46:
         self._windows_behind = fields.integer("insert_layer_id", 6, minimum=0, maximum=last) + 1 if mode != "4x" else 0
         fold = _SIDE ** (self._rounds + bool(self._windows_behind))
         self._slices = SlicedPictures(processor, int(processor.get("patch_size") or self.tower.patch) * fold)
-        self._normalisation = pixels.Normalisation.read(processor, pixels.HALF)
+        self.normalisation = pixels.Normalisation.read(processor, pixels.HALF)
 
     def prepare(self, picture: Image, alone: bool) -> PreparedPicture:
         """See `PictureFamily`."""
@@ -113,7 +113,7 @@ class MiniCpmV46:
 
     def encode(self, tower: Tower, picture: PreparedPicture) -> PictureRows:
         """See `PictureFamily`."""
-        tiles = [self._normalisation.of(tile) for tile in picture.tiles]
+        tiles = [self.normalisation.of(tile) for tile in picture.tiles]
         sizes = [(tile.shape[1] // self.tower.patch, tile.shape[2] // self.tower.patch) for tile in tiles]
         x, lengths = self.tower.placed(tower, tiles, pixels.nearest_table_of_quotients)
         if self._windows_behind:

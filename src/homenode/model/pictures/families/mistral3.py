@@ -69,7 +69,7 @@ class Mistral3:
         patch = pixels.fields_of(processor.get("patch_size"), ("height",), self.patch)
         self.block = patch * self.merge if config.whole.get("spatial_merge_size", self.merge) else patch
         self._resample = int(processor.get("resample", pixels.BICUBIC))
-        self._normalisation = pixels.Normalisation.read(processor, pixels.CLIP)
+        self.normalisation = pixels.Normalisation.read(processor, pixels.CLIP)
         self._eps = text_of(config).number("rms_norm_eps", 1e-6)
         self._activation = activation_of(fields, "gelu", "projector_hidden_act")
 
@@ -121,7 +121,7 @@ class Mistral3:
     def encode(self, tower: Tower, picture: PreparedPicture) -> PictureRows:
         """See `PictureFamily`."""
         rows, columns = (side // self.patch for side in picture.layout.size)
-        patches = pixels.block_patches(self._normalisation.of(picture.tiles[0]), self.patch, 1)
+        patches = pixels.block_patches(self.normalisation.of(picture.tiles[0]), self.patch, 1)
         angles = pixels.rope_columns_in_turns(pixels.block_places(rows, columns, 1), self.form.head_dim, self.theta)
         x = tower.run("blocks", np.concatenate([patches, angles], axis=1), [len(patches)])
         if self.merge > 1:

@@ -120,7 +120,7 @@ def _asked(source: MediaSource, url: str, hosts: Sequence[str], until: float) ->
         host, port = parts.hostname, parts.port
     except ValueError:
         raise bad_media(source, "is no address") from None
-    if parts.scheme not in ("http", "https") or not host or not _is_allowed(host, port, hosts):
+    if parts.scheme not in ("http", "https") or not host or not is_allowed(host, port, hosts):
         raise bad_media(source, "is of a host that this server does not ask (--media-domains)")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(host, port, timeout=_CONNECT_S)
@@ -164,7 +164,7 @@ def _body(source: MediaSource, answer: http.client.HTTPResponse, until: float) -
     return bytes(data)
 
 
-def _is_allowed(host: str, port: int | None, hosts: Sequence[str]) -> bool:
+def is_allowed(host: str, port: int | None, hosts: Sequence[str]) -> bool:
     """Return whether a host is among those that may be asked, with any port where its entry has none."""
     names = {host.lower(), f"{host.lower()}:{port}"} if port is not None else {host.lower()}
     return any(name.lower() in names for name in hosts)
