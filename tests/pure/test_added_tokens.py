@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from homenode.errors import CheckpointError
-from homenode.model.tokenizer import load_tokenizer
+from tests.tokenizer_files import load_here
 from tests.vocabularies import CONTROL, write_folder
 
 SPECIAL = [("<a>", CONTROL), ("<b>", CONTROL), ("<c>", CONTROL)]
@@ -29,14 +29,14 @@ def test_whatever_tokenizer_json_lacks(there: list[str], in_vocabulary: bool, tm
     folder = write_folder(
         tmp_path / "m", SPECIAL, added=there, vocabulary=vocabulary, tokenizer_config_json=listed(IDS)
     )
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_here(folder)
     assert tokenizer.encode("x<a>y<b><c>z") == [120, 256, 121, 257, 258, 122]
     assert tokenizer.decode([120, 256, 121]) == "xy"
 
 
 def test_ids_that_no_file_names_keep_their_places(tmp_path: Path) -> None:
     config = listed({"<a>": 257, "<c>": 300})
-    tokenizer = load_tokenizer(write_folder(tmp_path / "m", added=[], tokenizer_config_json=config))
+    tokenizer = load_here(write_folder(tmp_path / "m", added=[], tokenizer_config_json=config))
     assert tokenizer.encode("<a><b><c>") == [257, 60, 98, 62, 300]
     assert tokenizer.vocab_size == 301
     assert tokenizer.decode([97, 299, 98]) == "ab"
@@ -44,19 +44,19 @@ def test_ids_that_no_file_names_keep_their_places(tmp_path: Path) -> None:
 
 def test_a_token_of_the_vocabulary_keeps_the_id_that_it_has_there(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "m", added=[], vocabulary=["<a>"], tokenizer_config_json=listed({"<a>": 999}))
-    assert load_tokenizer(folder).encode("<a>") == [256]
+    assert load_here(folder).encode("<a>") == [256]
 
 
 def test_flags_are_those_of_the_configuration(tmp_path: Path) -> None:
     config = listed({"<a>": 256}, rstrip=True)
-    tokenizer = load_tokenizer(write_folder(tmp_path / "m", SPECIAL[:1], tokenizer_config_json=config))
+    tokenizer = load_here(write_folder(tmp_path / "m", SPECIAL[:1], tokenizer_config_json=config))
     assert tokenizer.encode("<a> \n b") == [256, 98]
 
 
 def test_tokens_with_a_role_are_special_if_the_vocabulary_has_them(tmp_path: Path) -> None:
     config = {"eos_token": "<a>", "pad_token": {"content": "<b>"}, "additional_special_tokens": ["<c>", "<nowhere>"]}
     folder = write_folder(tmp_path / "m", SPECIAL, added=[], tokenizer_config_json=config)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_here(folder)
     assert tokenizer.encode("<a><b><c>") == [256, 257, 258]
     assert tokenizer.vocab_size == 259
     assert tokenizer.stop_token_ids == (256,)
@@ -79,4 +79,4 @@ def test_tokens_with_a_role_are_special_if_the_vocabulary_has_them(tmp_path: Pat
 def test_what_cannot_be_is_named(decoder: Any, words: str, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "m", added=[], tokenizer_config_json={"added_tokens_decoder": decoder})
     with pytest.raises(CheckpointError, match=words):
-        load_tokenizer(folder)
+        load_here(folder)

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
 from homenode.errors import CheckpointError
-from homenode.model.tokenizer import Tokenizer, load_tokenizer
+from homenode.model.tokenizer import Tokenizer
 from homenode.model.tokenizer.vocabularies.gguf_vocab import tokenizer_from_gguf
 from tests.scripts import settled_characters, texts_of_all_scripts
+from tests.tokenizer_files import load_here
 from tests.vocabularies import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, write_gguf
 
 UNUSED = 5
@@ -78,7 +79,7 @@ def bert_original(words: list[str], *, lowercase: bool) -> Library:
 def test_word_pieces_of_every_script(words: list[str], lowercase: bool, tmp_path: Path) -> None:
     keys = {"normalizer.lowercase": lowercase, "unknown_token_id": 1, "cls_token_id": 2, "seperator_token_id": 3}
     metadata = bert_metadata(words, **keys)
-    tokenizer, library = load_tokenizer(write_gguf(tmp_path / "v.gguf", metadata)), tokenizer_from_gguf(metadata)
+    tokenizer, library = load_here(write_gguf(tmp_path / "v.gguf", metadata)), tokenizer_from_gguf(metadata)
     original = bert_original(words, lowercase=lowercase)
     for text in [*texts_of_all_scripts("bert"), "Café CAFÉ cafe\u0301 [SEP] [unused1]\t\x00\ufffd", "x" * 101]:
         assert tokenizer.encode(text) == original.encode(text).ids, text
@@ -212,7 +213,7 @@ def converted(trained: Any, folder: Path) -> tuple[Tokenizer, Library]:
         "precompiled_charsmap": [byte - 256 if byte > 127 else byte for byte in charsmap],
     }  # fmt: skip
     original = transformers.XLMRobertaTokenizer(vocab=rows, _spm_precompiled_charsmap=charsmap)
-    return load_tokenizer(write_gguf(folder / "v.gguf", unigram_metadata(**keys))), original._tokenizer
+    return load_here(write_gguf(folder / "v.gguf", unigram_metadata(**keys))), original._tokenizer
 
 
 def test_unigram_of_every_script(trained: Any, tmp_path: Path) -> None:

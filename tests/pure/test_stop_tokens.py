@@ -13,11 +13,11 @@ from homenode.cli.server.text_side import print_text_side
 from homenode.engine.config import ModelConfig
 from homenode.errors import CheckpointError
 from homenode.model.formats.gguf_token_ids import token_id_of, token_ids_of
-from homenode.model.tokenizer import load_tokenizer
 from homenode.model.tokenizer.config import TextConfig
 from homenode.sampling import SamplingParams
 from homenode.server.http.config import ServerConfig
 from tests.checkpoints import make_folder, make_gguf
+from tests.tokenizer_files import load_here
 from tests.vocabularies import (
     CHATML,
     CONTROL,
@@ -87,7 +87,7 @@ GGUF: dict[str, tuple[list[tuple[str, int]], dict[str, Any], set[str]]] = {
 @pytest.mark.parametrize("case", GGUF)
 def test_gguf_files(case: str, tmp_path: Path) -> None:
     special, keys, names = GGUF[case]
-    tokenizer = load_tokenizer(write_gguf(tmp_path / "v.gguf", byte_level_metadata(special, **keys)))
+    tokenizer = load_here(write_gguf(tmp_path / "v.gguf", byte_level_metadata(special, **keys)))
     assert {tokenizer.token_text(token) for token in tokenizer.stop_token_ids} == names
     for name in names:  # one token in a prompt, and nothing in an answer's text
         ids = tokenizer.encode(f"a{name}b")
@@ -123,13 +123,13 @@ FOLDERS: dict[str, tuple[dict[str, Any], set[str]]] = {
 @pytest.mark.parametrize("case", FOLDERS)
 def test_folders(case: str, tmp_path: Path) -> None:
     files, names = FOLDERS[case]
-    tokenizer = load_tokenizer(write_folder(tmp_path / "m", CHAT_END, **files))
+    tokenizer = load_here(write_folder(tmp_path / "m", CHAT_END, **files))
     assert {tokenizer.token_text(token) for token in tokenizer.stop_token_ids} == names
 
 
 def test_a_template_given_by_the_user_tells_of_its_own_turns(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "m", CHAT_END, chat_template_jinja=CHATML)
-    tokenizer = load_tokenizer(folder, chat_template=PHI3)
+    tokenizer = load_here(folder, chat_template=PHI3)
     assert [tokenizer.token_text(token) for token in tokenizer.stop_token_ids] == ["<|end|>"]
 
 

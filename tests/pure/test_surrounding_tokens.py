@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from homenode.model.tokenizer import Tokenizer, load_tokenizer
+from homenode.model.tokenizer import Tokenizer
 from tests.paths import DATA, needs_data
+from tests.tokenizer_files import load_here
 from tests.vocabularies import CHATML, CONTROL, byte_level_metadata, sentencepiece_metadata, write_folder, write_gguf
 
 SPECIAL = [("<|bos|>", CONTROL), ("<|im_start|>", CONTROL), ("<|im_end|>", CONTROL)]
@@ -34,13 +35,13 @@ def post_processor(add_eos: bool = False) -> dict[str, Any]:
 
 def gguf(path: Path, flag: bool | None, writes_bos: bool, pre: str = "gpt-2") -> Tokenizer:
     keys = {"bos_token_id": BOS, "eos_token_id": 258, "chat_template": template_of(writes_bos), "pre": pre}
-    return load_tokenizer(write_gguf(path / "v.gguf", byte_level_metadata(SPECIAL, add_bos_token=flag, **keys)))
+    return load_here(write_gguf(path / "v.gguf", byte_level_metadata(SPECIAL, add_bos_token=flag, **keys)))
 
 
 def folder(path: Path, flag: bool, writes_bos: bool) -> Tokenizer:
     config = {"bos_token": "<|bos|>", "eos_token": "<|im_end|>"}
     files = {"post_processor": post_processor()} if flag else {}
-    return load_tokenizer(
+    return load_here(
         write_folder(path / "m", SPECIAL, tokenizer_config_json=config, chat_template_jinja=template_of(writes_bos),
             **files)
     )  # fmt: skip
@@ -104,13 +105,13 @@ def test_a_sentencepiece_file_begins_with_bos_unless_it_says_otherwise(
     flag: bool | None, adds: bool, tmp_path: Path
 ) -> None:
     metadata = sentencepiece_metadata(add_bos_token=flag, add_space_prefix=False)
-    tokenizer = load_tokenizer(write_gguf(tmp_path / "v.gguf", metadata))
+    tokenizer = load_here(write_gguf(tmp_path / "v.gguf", metadata))
     ids = [3 + ord("a")]
     assert tokenizer.encode("a") == tokenizer.encode_chat("a") == ([1, *ids] if adds else ids)
 
 
 def test_the_end_is_added_to_a_conversation_only_when_asked_for(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(write_folder(tmp_path / "m", SPECIAL, post_processor=post_processor(add_eos=True)))
+    tokenizer = load_here(write_folder(tmp_path / "m", SPECIAL, post_processor=post_processor(add_eos=True)))
     assert tokenizer.encode("a") == [256, 97, 258]
     assert tokenizer.encode_chat("a") == [97]
     assert tokenizer.encode_chat("a", True) == [256, 97, 258]
@@ -134,7 +135,7 @@ def test_special_tokens_of_phi3_swallow_the_white_space_behind_them(
     changes: dict[str, str], swallows: bool, tmp_path: Path
 ) -> None:
     metadata = sentencepiece_metadata(PHI3_SPECIAL, words=("▁",), add_space_prefix=False, **changes)
-    tokenizer = load_tokenizer(write_gguf(tmp_path / "v.gguf", metadata))
+    tokenizer = load_here(write_gguf(tmp_path / "v.gguf", metadata))
     user, end, assistant, text_end = (tokenizer.token_id(name) for name, _ in PHI3_SPECIAL)
     a, newline = 3 + ord("a"), 3 + ord("\n")
     between = [] if swallows else [newline]
@@ -144,12 +145,12 @@ def test_special_tokens_of_phi3_swallow_the_white_space_behind_them(
 
 @needs_data
 def test_a_conversation_of_phi3_is_what_its_own_tokenizer_makes_of_it() -> None:
-    tokenizer = load_tokenizer(DATA / "ggml-vocab" / "ggml-vocab-phi-3.gguf")
+    tokenizer = load_here(DATA / "ggml-vocab" / "ggml-vocab-phi-3.gguf")
     text = tokenizer.render_chat([{"role": "user", "content": "Hello"}])
     assert tokenizer.encode_chat(text) == [1, 32010, 15043, 32007, 32001]
 
 
 def test_special_tokens_of_a_byte_level_phi3_do_not(tmp_path: Path) -> None:
     metadata = byte_level_metadata([("<|user|>", CONTROL)], architecture="phi3", pre="dbrx")
-    tokenizer = load_tokenizer(write_gguf(tmp_path / "v.gguf", metadata))
+    tokenizer = load_here(write_gguf(tmp_path / "v.gguf", metadata))
     assert tokenizer.encode("<|user|>\na") == [256, 10, 97]

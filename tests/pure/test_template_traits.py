@@ -13,6 +13,7 @@ from homenode.model.tokenizer import Tokenizer
 from homenode.model.tokenizer.chat import ChatTemplate
 from homenode.model.tokenizer.template_traits import Form, TemplateTraits, read_traits
 from tests.paths import DATA, needs_data
+from tests.tokenizer_files import shared_renderer
 
 STRING, PARTS, PART = (frozenset((form,)) for form in (Form.STRING, Form.PARTS, Form.PART))
 BOTH = STRING | PARTS
@@ -44,7 +45,7 @@ TEMPLATES = {
 
 
 def render_by(source: str) -> tuple[Any, ChatTemplate]:
-    template = ChatTemplate(source, {})
+    template = ChatTemplate(source, {}, shared_renderer())
     return lambda messages, follows: template.render(messages, add_generation_prompt=follows), template
 
 
@@ -154,9 +155,8 @@ WANTED = {
 @needs_data
 @pytest.mark.parametrize("name", WANTED)
 def test_templates_in_use(name: str) -> None:
-    template = ChatTemplate(
-        (DATA / "chat-templates" / f"{name}.jinja").read_text(encoding="utf-8"), {"eos_token": "</s>"}
-    )
+    source = (DATA / "chat-templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    template = ChatTemplate(source, {"eos_token": "</s>"}, shared_renderer())
     traits = read_traits(
         lambda messages, follows: template.render(messages, add_generation_prompt=follows),
         [*WANTED.values(), "<|call|>"],

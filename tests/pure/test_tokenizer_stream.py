@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models
 
-from homenode.model.tokenizer import Tokenizer, load_tokenizer
+from homenode.model.tokenizer import Tokenizer
 from homenode.model.tokenizer.stream import WindowStream
+from tests.tokenizer_files import load_here
 from tests.vocabularies import CONTROL, USER_DEFINED, byte_level_metadata, sentencepiece_metadata, write_gguf
 
 # A space, beginnings of characters, what goes on with them, and what may not: here the rules differ.
@@ -33,7 +34,7 @@ def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[To
         "byte-fallback without a first space": (sentencepiece_metadata(special, add_space_prefix=False), 3),
     }
     return {
-        kind: (load_tokenizer(write_gguf(folder / f"{i}.gguf", metadata)), first)
+        kind: (load_here(write_gguf(folder / f"{i}.gguf", metadata)), first)
         for i, (kind, (metadata, first)) in enumerate(made.items())
     }
 
@@ -126,7 +127,7 @@ def test_a_character_that_begins_in_the_context_is_finished(vocabularies: dict[s
 def test_an_added_token_is_its_text_whatever_its_letters_stand_for_elsewhere(tmp_path: Path) -> None:
     """The letters of a byte-level vocabulary that stand for bytes, such as é, are letters in the tokens added to it."""
     special = [("<é>", CONTROL), ("naïve", USER_DEFINED), ("<\u4e2d>", CONTROL)]
-    tokenizer = load_tokenizer(write_gguf(tmp_path / "v.gguf", byte_level_metadata(special)))
+    tokenizer = load_here(write_gguf(tmp_path / "v.gguf", byte_level_metadata(special)))
     assert tokenizer.decode([256, 97, 257, 258], skip_special_tokens=False) == "<é>anaïve<中>"
     assert tokenizer.token_bytes(257).decode() == "naïve"
 

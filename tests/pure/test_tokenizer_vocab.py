@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.errors import CheckpointError, UnsupportedError
-from homenode.model.tokenizer import load_tokenizer
 from homenode.model.tokenizer.vocabularies import scored_merges as scored
 from homenode.model.tokenizer.vocabularies.gguf_vocab import tokenizer_from_gguf
 from homenode.model.tokenizer.vocabularies.scored_merges import scored_merges
 from tests.paths import DATA, STORIES, needs_data
+from tests.tokenizer_files import load_here
 from tests.vocabularies import byte_level_metadata, write_gguf
 
 VOCABULARIES = sorted((DATA / "ggml-vocab").glob("*.gguf.inp")) if DATA.is_dir() else []
@@ -32,7 +32,7 @@ def test_the_vocabularies_are_there() -> None:
 
 @pytest.mark.parametrize("inputs", [*VOCABULARIES, *MORE], ids=lambda p: p.name.split(".")[0])
 def test_expected_ids(inputs: Any) -> None:
-    tokenizer = load_tokenizer(inputs.with_suffix(""))
+    tokenizer = load_here(inputs.with_suffix(""))
     with inputs.open(encoding="utf-8", newline="") as file:
         texts = file.read().split("\n__ggml_vocab_test__\n")
     wanted = [[int(i) for i in line.split()] for line in inputs.with_suffix(".out").read_text().split("\n")]
@@ -43,7 +43,7 @@ def test_expected_ids(inputs: Any) -> None:
 
 @needs_data
 def test_a_vocabulary_without_a_named_cut_takes_the_default() -> None:
-    tokenizer = load_tokenizer(DATA / "ggml-vocab" / "ggml-vocab-gpt-neox.gguf")
+    tokenizer = load_here(DATA / "ggml-vocab" / "ggml-vocab-gpt-neox.gguf")
     text = "Hello, world! 1234 über \U0001f601"
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -51,7 +51,7 @@ def test_a_vocabulary_without_a_named_cut_takes_the_default() -> None:
 @needs_data
 @pytest.mark.parametrize("source", [STORIES, STORIES / "stories260K-f32.gguf"], ids=["folder", "gguf"])
 def test_golden_prompts(source: Any) -> None:
-    tokenizer = load_tokenizer(source)
+    tokenizer = load_here(source)
     for case in json.loads((STORIES / "golden.json").read_text()):
         assert tokenizer.encode(case["prompt"]) == case["prompt_ids"]
         stream = tokenizer.stream(case["prompt_ids"])
@@ -79,9 +79,7 @@ def test_byte_level_merges_and_control_tokens() -> None:
 
 
 def test_equal_tokens_keep_their_places_and_their_text(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(
-        write_gguf(tmp_path / "v.gguf", byte_level_metadata([("ab", 1), ("ab", 1), ("<|x|>", 3)]))
-    )
+    tokenizer = load_here(write_gguf(tmp_path / "v.gguf", byte_level_metadata([("ab", 1), ("ab", 1), ("<|x|>", 3)])))
     assert (tokenizer.vocab_size, tokenizer.token_id("<|x|>")) == (259, 258)
     assert tokenizer.decode([256, 257, 97]) == "ababa"
 
@@ -193,7 +191,7 @@ def of_text(**keys: Any) -> dict[str, Any]:
     ],
 )
 def test_merges_over_text(text: str, pieces: list[str], tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(write_gguf(tmp_path / "v.gguf", of_text(**{"tokenizer.ggml.add_bos_token": False})))
+    tokenizer = load_here(write_gguf(tmp_path / "v.gguf", of_text(**{"tokenizer.ggml.add_bos_token": False})))
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert [TEXT_TOKENS[i] for i in ids] == pieces
     assert tokenizer.decode(ids) == text.replace("<turn|>", "").replace("▁", " ")
@@ -203,7 +201,7 @@ def test_merges_over_text(text: str, pieces: list[str], tmp_path: Path) -> None:
 
 def test_the_cut_of_a_byte_level_kind_may_ask_for_merges_over_text(tmp_path: Path) -> None:
     keys = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "sarvam-moe"}
-    tokenizer = load_tokenizer(write_gguf(tmp_path / "v.gguf", of_text(**keys)))
+    tokenizer = load_here(write_gguf(tmp_path / "v.gguf", of_text(**keys)))
     ids = tokenizer.encode("ab é\n\n\n\nü")
     # No run of ends is whole.
     assert [TEXT_TOKENS[i] for i in ids] == ["ab", "▁", "é", "\n\n", "\n\n", "<0xC3>", "<0xBC>"]
@@ -222,8 +220,8 @@ def test_words_between_white_space(tmp_path: Path) -> None:
         "tokenizer.ggml.eos_token_id": 1,
         "tokenizer.ggml.unknown_token_id": 2,
     }
-    tokenizer = load_tokenizer(write_gguf(tmp_path / "v.gguf", words))
+    tokenizer = load_here(write_gguf(tmp_path / "v.gguf", words))
     assert tokenizer.encode("中文  ab\nü AB") == [0, 5, 8, 2, 2, 2, 1]
     lower = words | {"tokenizer.ggml.normalizer.lowercase": True}
-    assert load_tokenizer(write_gguf(tmp_path / "l.gguf", lower)).encode("AB", add_special_tokens=False) == [8]
+    assert load_here(write_gguf(tmp_path / "l.gguf", lower)).encode("AB", add_special_tokens=False) == [8]
     assert tokenizer_from_gguf(words).encode("ab", "中").ids == [0, 8, 1, 1, 3, 1]
