@@ -74,7 +74,7 @@ def words(source: random.Random, most: int) -> str:
 def test_thousands_of_random_texts(name: str) -> None:
     source = random.Random(name)
     begun = time.process_time()
-    for _ in lives(150, share=8):
+    for _ in lives(60, share=8):
         text = words(source, 30)
         message = parse(text, name, thoughts=source.choice(list(FORMS)), raw=source.random() < 0.2)
         for call in message.calls:

@@ -13,7 +13,7 @@ from homenode.grammars.compile import compile_grammar, keep_schema
 from homenode.grammars.field_path import FieldPath
 from homenode.grammars.kept_patterns import without_looks
 from homenode.grammars.spec import JsonSchema
-from tests.examples import MANY
+from tests.examples import seeds
 from tests.pure.grammars.vocabularies import BYTES, fits
 
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
@@ -216,7 +216,7 @@ def test_no_value_that_fits_is_lost_and_none_is_won_where_all_is_kept() -> None:
         return [validator.is_valid(value) for value in VALUES]
 
     kept_whole = lost = 0
-    for seed in range(3000 if MANY else 1500):
+    for seed in seeds(3000):
         rng = random.Random(seed)
         schema = {"$defs": {"d": part(rng, 1)}, **_object(part(rng, 2))}
         kept = keep_schema(schema, PLACE, strict=False)
@@ -226,7 +226,7 @@ def test_no_value_that_fits_is_lost_and_none_is_won_where_all_is_kept() -> None:
             assert found == wanted, (seed, schema, kept.schema)
             assert keep_schema(schema, PLACE, strict=True) == kept
         kept_whole, lost = kept_whole + (not kept.left_out), lost + (found != wanted)
-    assert kept_whole > 300 and lost > 100
+    assert kept_whole > 70 and lost > 25
 
 
 def _object(schema: Any) -> dict[str, Any]:
