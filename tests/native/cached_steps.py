@@ -32,9 +32,9 @@ class CachedCase(Protocol):
         """The operations over the rows of a step."""
 
 
-def table(case: CachedCase, first: int = 0) -> list[int]:
-    """Blocks for the sequence, out of order; those of another `first` are others."""
-    return [(7 * i + first) % BLOCKS for i in range(-(-case.length // SIZE))]
+def table(case: CachedCase, first: int = 0, apart: int = 7) -> list[int]:
+    """Blocks for the sequence, out of order, `apart` from each other; those of another `first` are others."""
+    return [(apart * i + first) % BLOCKS for i in range(-(-case.length // SIZE))]
 
 
 def run(backend: NativeBackend | ReferenceBackend, case: CachedCase, steps: Sequence[Sequence[Part]]) -> FloatArray:
