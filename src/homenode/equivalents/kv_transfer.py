@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from homenode.equivalents.equivalent import Meaning, NoEffect, NotOffered, Taken
 
 _CHUNKS = NoEffect("KV goes over in blocks of --block-size tokens")
-_STORE = NoEffect("KV lies in main memory already (--kv-cache-memory); none is kept on disk or in a store")
+_STORE = NoEffect("KV lies in main memory already (--kv-cache-memory); --kv-disk DIR keeps prefixes on disk too")
 _HERE = NoEffect("both sides find each other and each other's time limits by themselves")
 _BLENDING = NoEffect("KV is reused for equal beginnings of prompts alone")
 _CONTROL = NoEffect("figures are under /metrics; there is no controller")
