@@ -224,7 +224,7 @@ def test_every_setting_of_a_hand_over_is_told_where_it_is_switched_off_and_no_se
         ("peer_plain_text", True, "memory:///blocks", True),
         ("peer_plain_text", True, "folder", True),
         ("peer_plain_text", True, "memory://10.0.0.1/blocks", False),
-        ("peer_keys", "folder", "memory+tls://10.0.0.1/blocks", False),
+        ("peer_keys", "folder", "memory+tls://10.0.0.1/blocks", True),
     ],
 )
 def test_a_store_of_another_kind_says_what_it_looks_at(

@@ -36,6 +36,8 @@ class FolderConnector:
             return [self._error("it cannot be written; give a folder that this user may write")]
         if os.path.lexists(folder):
             return [self._error("it is no folder; give another one")]
+        if "://" in self._path:
+            return [self._error("there is no such kind of store; give a folder")]
         if not parent.is_dir():
             return [self._error(f"its parent {parent} is not there, and is not made; make it, or give another one")]
         if not os.access(parent, os.W_OK | os.X_OK):

@@ -17,6 +17,7 @@ from homenode.engine.memory.growth import taken_whole_because
 from homenode.host.plan.threads_bind import AUTO, NOBIND
 from homenode.host.plan.variables import threads_bind
 from homenode.model.hub.locate import BUILTIN_NAME
+from homenode.net.settings import is_loopback
 from homenode.numa_policy import MATRIX_POLICIES
 from homenode.options import options_of
 
@@ -95,10 +96,10 @@ class Situation:
 
     @property
     def has_peers(self) -> bool:
-        """Return whether it may speak with other hosts: with workers, a store, or engines over a network."""
+        """Return whether it may speak with workers or engines of other hosts."""
         transfer = self.config.transfer
         between_engines = transfer.on and transfer.transfer_channel != "shm"
-        return self.config.parallel.executor == "ray" or between_engines or bool(self.store and self.store.host)
+        return self.config.parallel.executor == "ray" or between_engines
 
     @property
     def store(self) -> StoreConnector | None:
@@ -108,6 +109,11 @@ class Situation:
         from homenode.engine.kv_disk.store_connectors import connector_of  # who keeps nothing starts sooner without
 
         return connector_of(self.config)
+
+    @property
+    def has_foreign_store(self) -> bool:
+        """Return whether KV blocks go to a store of another host, whose connection is its own."""
+        return self.store is not None and bool(self.store.host) and not is_loopback(self.store.host)
 
     def is_read_by_store(self, setting: str) -> bool:
         """Return whether a setting of `DiskConfig` has an effect where blocks are kept; True where they are not."""
@@ -290,6 +296,7 @@ RULES = (
     ),
     Rule("parallel", "ray_address", lambda at: at.config.parallel.executor == "ray", _RAY),
     Rule("parallel", "ray_placement", lambda at: at.config.parallel.executor == "ray", _RAY),
-    *(Rule("net", setting, lambda at: at.has_peers, _PEERS) for setting in ("peer_keys", "peer_plain_text")),
+    Rule("net", "peer_keys", lambda at: at.has_peers, _PEERS),
+    Rule("net", "peer_plain_text", lambda at: at.has_peers or at.has_foreign_store, _PEERS),
     Rule("parallel", "worker_timeout", lambda at: at.has_processes, "the one worker is in the engine's own process"),
 )
