@@ -6,8 +6,10 @@ import contextlib
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Generator
 
 import pytest
@@ -31,6 +33,9 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.mkdtemp(prefix="homenode-tests-")
     os.environ["HOMENODE_STATE_DIR"] = folder
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    # A script starts what it has in the background with SIGINT ignored, which servers of tests would inherit.
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
