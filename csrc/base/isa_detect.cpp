@@ -108,8 +108,8 @@ bool is_of(const Vendor& vendor) {
   return r.ebx == vendor.ebx && r.edx == vendor.edx && r.ecx == vendor.ecx;
 }
 
-// By the numbers in AMD's revision guides (family 19h, of which models 0h-Fh, 20h-5Fh are Zen 3), and by those of
-// Linux' arch/x86/include/asm/intel-family.h (8Fh Sapphire Rapids, CFh Emerald Rapids: cores alike).
+// By the numbers in AMD's revision guides (family 19h, of which models 0h-Fh, 20h-5Fh are Zen 3), and by Linux' list of
+// Intel's models (8Fh Sapphire Rapids, CFh Emerald Rapids: cores alike).
 Processor detected() {
   const unsigned version = features().one.eax, family = (version >> 8 & 15) + (version >> 20 & 255),
                  model = (version >> 4 & 15) | (version >> 12 & 0xf0);
