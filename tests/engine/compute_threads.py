@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 _STATE, _UTIME, _STIME, _PROCESSOR = 0, 11, 12, 36  # fields of /proc/PID/task/TID/stat behind the name
+_PAUSE = 10  # between two looks, times what one takes: an emulated machine would do little else
 
 
 def computing_cpus(pids: Iterable[int], work: Callable[[], object], threads: int, *, loop: bool) -> list[int]:
@@ -21,11 +23,14 @@ def computing_cpus(pids: Iterable[int], work: Callable[[], object], threads: int
     done = threading.Event()
 
     def watch() -> None:
-        while not done.wait(0.004):
+        look_s = 0.0
+        while not done.wait(max(0.004, _PAUSE * look_s)):
+            began = time.monotonic()
             for tid, words in _stats(watched):
                 if not (loop and tid in watched):
                     spent.setdefault(tid, []).append(int(words[_UTIME]) + int(words[_STIME]))
                     seen.setdefault(tid, Counter())[int(words[_PROCESSOR])] += words[_STATE] == "R"
+            look_s = time.monotonic() - began
 
     watcher = threading.Thread(target=watch)
     watcher.start()

@@ -49,7 +49,7 @@ def started(delay_s: float) -> LiveServer:
 
 
 def answer(server: LiveServer) -> list[int]:
-    words = {"model": "live", "prompt": "Once", "max_tokens": 48, "temperature": 0, "ignore_eos": True}
+    words = {"model": "live", "prompt": "Once", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     body = json.dumps({**words, "return_token_ids": True}).encode()
     request = urllib.request.Request(f"{server.url}/v1/completions", body, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=240) as said:

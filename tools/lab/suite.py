@@ -70,16 +70,16 @@ class JobResult:
 
 # The longest first, so that two lanes end at about the same time.
 JOBS = (
+    Job("smt", "x86_64", (*PLACE, "offline", "neighbours")),
     Job("2x2", "x86_64", (*PLACE, "residency", "levels", "serve", "models")),
+    Job("4nodes", "x86_64", (*PLACE, "bind", "models")),
     Job("cpuless", "x86_64", (*PLACE, "run", "full")),
     Job("2s4n", "x86_64", (*PLACE, "engine", "ranks")),
     Job("2x2", "aarch64", (*PLACE, "residency", "levels")),
     Job("memless", "x86_64", (*PLACE, "residency", "run", "cpuset")),
     Job("8x2", "x86_64", (*PLACE, "residency")),
-    Job("4nodes", "x86_64", (*PLACE, "bind")),
     Job("4nodes", "aarch64", PLACE),
     Job("6x2", "aarch64", ("host", "ascend")),
-    Job("smt", "x86_64", (*PLACE, "offline", "neighbours")),
     Job("managed", "x86_64", ("interrupts",)),
 )
 QUICK = (Job("2x2", "x86_64", ("host", "residency", "policies")),)
