@@ -102,6 +102,52 @@ def test_cores_that_come_or_go_are_followed(speed: float) -> None:
     assert found[30] < 0.15, found
 
 
+def mixed_step(costs: StepCosts, number: int, speed: float) -> None:
+    """The next piece of a long prompt beside a reader."""
+    reader, piece = StepLoad(1, 1, 500 + number, 500 + number), StepLoad.of_sequence(11 * number, 11, 0)
+    costs.learn(reader, piece, speed * seconds(reader, piece))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_no_step_tells_meanwhile_is_as_before_when_slow_whiles_are_over(seed: int) -> None:
+    """While a long prompt is computed no step only decodes. Each slow while of a busy machine made decodes a third
+    dearer than they are, one on top of the other, and with them the bound of a step, which is twice what they take.
+    """
+    rng, costs = random.Random(seed), StepCosts()
+    errors(costs, rng, 60)
+    reader = StepLoad(1, 1, 500, 500)
+    for number in range(640):
+        slow = 1.38 if number % 150 in range(100, 112) else 1.18 if number % 150 in range(112, 130) else 1.0
+        mixed_step(costs, number, rng.uniform(0.95, 1.05) * slow)
+    assert costs.seconds(reader) == pytest.approx(seconds(reader, NO_LOAD), rel=0.25)
+
+
+@pytest.mark.parametrize("speed", [1.4, 2.0])
+def test_a_slow_while_that_does_not_end_stays(speed: float) -> None:
+    rng, costs = random.Random(4), StepCosts()
+    errors(costs, rng, 60)
+    for number in range(300):
+        mixed_step(costs, number, rng.uniform(0.95, 1.05) * (speed if number > 100 else 1.0))
+    reader = StepLoad(1, 1, 500, 500)
+    assert costs.seconds(reader) == pytest.approx(speed * seconds(reader, NO_LOAD), rel=0.15)
+
+
+def test_the_pace_follows_three_steps_and_no_single_one() -> None:
+    rng, costs = random.Random(5), StepCosts()
+    errors(costs, rng, 60)
+    for number in range(20):
+        mixed_step(costs, number, 1.0)
+    usual = costs.pace
+    mixed_step(costs, 20, 3.0)
+    assert costs.pace == pytest.approx(usual, rel=0.05)
+    for number in range(21, 24):
+        mixed_step(costs, number, 1.25)
+    assert costs.pace == pytest.approx(1.25, rel=0.08)
+    for number in range(24, 27):
+        mixed_step(costs, number, 0.7)
+    assert costs.pace == 1.0, "a bound is not raised"
+
+
 def test_what_fits_is_what_takes_the_time() -> None:
     rng, costs = random.Random(2), StepCosts()
     errors(costs, rng, 200)

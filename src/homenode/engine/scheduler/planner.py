@@ -92,9 +92,10 @@ class Planner:
         if not self._step_s or not self._lists.num_awaited:
             return True
         alone_s = self._costs.seconds(plan.answers)
+        step_s = self._step_s / self._costs.pace
         limit = time_limit(
             alone_s,
-            self._step_s,
+            step_s,
             urgency=self._turns.urgency,
             answering=len(self._lists.running) > len(begun),
             in_flight_s=in_flight_s,
@@ -105,7 +106,7 @@ class Planner:
                 self._costs,
                 limit,
                 whole=not self._config.enable_chunked_prefill,
-                yielding=yielding_limit(alone_s, self._step_s),
+                yielding=yielding_limit(alone_s, step_s),
                 tile_tokens=self._limits.tile_tokens,
             )
         return limit > 0.0

@@ -11,7 +11,8 @@ steps of prompts alone and mixed ones took of late; each kind fades with its own
 does not forget what a prompt costs. A step that took far longer than expected counts for little more than what was
 expected, so that single ones on a busy machine change little, and for more where what was expected of its kind was off
 as far of late. When most of the last steps are off by the same factor, cores have come or gone, and all coefficients
-are multiplied by it at once.
+are multiplied by it at once. What was known before is kept: it counts again as soon as it tells the last steps, or
+kinds of which no step comes meanwhile would stay as dear as they were made. `pace` follows sooner, for who plans.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ _SURPRISE = 1.15  # the factor of an expected time beyond which more is no furth
 _EARLY_SURPRISE = 1.5  # ...and of the first steps
 _RECENT = 9  # steps of which the median shows that cores came or went...
 _CHANGE = 1.3  # ...where it is off by so much
+_SETTLED = 0.15  # ...and such of which what was known is worth keeping
+_RETURNED = 0.1  # median error of what was known before a change, of the last steps, below which it counts again
+_PACE = 3  # steps of which the median is the pace
 _FIRST = 12  # steps
 _EVERY = {True: 24, False: 4}  # steps that only decode, as expected or not, of which one is looked at more closely
 _AS_EXPECTED = 0.08  # relative error
@@ -68,6 +72,7 @@ class StepCosts:
         self._costs = [0.0] * 7
         self._sums = {kind: _Sums() for kind in STEP_KINDS}
         self._ratios: deque[float] = deque(maxlen=_RECENT)
+        self._before: _Earlier | None = None  # the last change
         self._relative = [1.0] * 7  # coefficients, as multiples of what was expected of this machine
         self._seen = self._skipped = self.revision = 0
         self.errors: dict[StepKind, float] = {}  # of late, relative, by kind
@@ -86,6 +91,12 @@ class StepCosts:
     def of_position(self) -> float:
         """Return the seconds of one position more that is read."""
         return self._costs[_READ]
+
+    @property
+    def pace(self) -> float:
+        """Return the factor by which the last steps took longer than expected, 1 where they did not."""
+        last = sorted(list(self._ratios)[-_PACE:])
+        return max(1.0, last[len(last) // 2]) if len(last) == _PACE else 1.0
 
     def seconds(self, decodes: StepLoad, prompts: StepLoad = NO_LOAD) -> float:
         """Return the seconds of a step in which these rows decode and these parts of prompts are computed; 0 while
@@ -159,6 +170,9 @@ class StepCosts:
         if self._seen:
             error = abs(expected - seconds) / seconds
             self.errors[kind] = self.errors.get(kind, error) + _FADE * (error - self.errors.get(kind, error))
+            if self._before is not None:
+                self._return(self._before, self._features(decodes, prompts, self.experts), seconds)
+                expected = self.seconds(decodes, prompts)
             seconds = self._without_surprise(seconds, expected, self.errors[kind])
             if kind == "decode" and self._seen >= _FIRST and self._skipped < _EVERY[error < _AS_EXPECTED]:
                 self._skipped += 1
@@ -176,6 +190,9 @@ class StepCosts:
         ratios.append(seconds / expected)
         middle = sorted(ratios)[len(ratios) // 2]
         if len(ratios) == _RECENT and error < _TRUSTED and not 1 / _CHANGE < middle < _CHANGE:
+            settled = error < _SETTLED
+            self._before = _Earlier(self._costs, self._sums, self._relative.copy()) if settled else None
+            self._sums = {kind: sums.copy() for kind, sums in self._sums.items()}
             self._costs = [middle * cost for cost in self._costs]
             self.revision += 1
             for sums in self._sums.values():
@@ -184,6 +201,16 @@ class StepCosts:
             expected *= middle
         most = max(1.0 + min(error, 1.0), _SURPRISE if self._seen >= _FIRST else _EARLY_SURPRISE)
         return min(max(seconds, expected / most), expected * most)
+
+    def _return(self, before: _Earlier, features: list[float], seconds: float) -> None:
+        """Take back the last change where what was known before tells what the last steps took."""
+        errors = before.errors
+        errors.append(abs(seconds / sum(map(mul, before.costs, features)) - 1.0))
+        if len(errors) == _RECENT and sorted(errors)[len(errors) // 2] < _RETURNED:
+            self._costs, self._sums, self._relative = before.costs, before.sums, before.relative
+            self._before = None
+            self._ratios.clear()
+            self.revision += 1
 
     def _learn_choices(self, tokens: int, share: float) -> None:
         """Take in how many experts these tokens chose. Where nearly all are, that says little."""
@@ -229,6 +256,16 @@ class StepCosts:
         self.revision += 1
 
 
+class _Earlier:
+    """What was known before a change, and its relative errors for steps since."""
+
+    __slots__ = ("costs", "errors", "relative", "sums")
+
+    def __init__(self, costs: list[float], sums: dict[StepKind, _Sums], relative: list[float]) -> None:
+        self.costs, self.sums, self.relative = costs, sums, relative
+        self.errors: deque[float] = deque(maxlen=_RECENT)
+
+
 class _Sums:
     """Sums of the steps of one kind, older ones fading: products of features, divided by the square of the seconds, and
     features, divided by the seconds.
@@ -248,6 +285,12 @@ class _Sums:
             row = self.products[i]
             for j, other in enumerate(features):
                 row[j] = kept * row[j] + of_second * other / seconds
+
+    def copy(self) -> _Sums:
+        """Return sums of their own that have the same values."""
+        found = _Sums()
+        found.products, found.targets = [row.copy() for row in self.products], self.targets.copy()
+        return found
 
     def scale(self, factor: float) -> None:
         """All steps so far count as if they had taken `factor` times as long."""
