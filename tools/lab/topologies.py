@@ -61,7 +61,7 @@ TOPOLOGIES = {
             distances={(0, 1): 21, (0, 2): 17, (1, 2): 28}, devices=_CARD,
         ),
         Topology("6x2", "two nodes, six CPUs each: enough for two NPUs", (Node(6, 640),) * 2, 2),
-        Topology("managed", "a disk whose interrupts the kernel keeps", (Node(2, 768),) * 2, 2,
+        Topology("managed", "a disk whose interrupts the kernel keeps", (Node(6, 640),) * 2, 2,
             devices=((1, "network"), (1, "nvme"))),
     )
 }  # fmt: skip
