@@ -37,9 +37,12 @@ void AttentionPlan::keep_read(const Step& step, int sequence, int& begin, int& e
 void AttentionPlan::add_sequence(const Step& step, int sequence) {
   const int rows = (step.query_start[sequence + 1] - step.query_start[sequence]) * shape_.group,
             first = first_position(step, sequence);
+  // Of about equal size: to read keys and values takes a tile of few rows as long as one of many.
+  const int tiles = (rows + kQueryRows - 1) / kQueryRows;
   // Later rows see more keys: the longest work first, so that the pool ends together.
-  for (int tile = (rows - 1) / kQueryRows * kQueryRows; tile >= 0; tile -= kQueryRows) {
-    int begin = tile, end = std::min(tile + kQueryRows, rows);
+  for (int tile = tiles - 1; tile >= 0; --tile) {
+    int begin = static_cast<int>(int64_t(rows) * tile / tiles),
+        end = static_cast<int>(int64_t(rows) * (tile + 1) / tiles);
     keep_read(step, sequence, begin, end);
     if (begin >= end) continue;
     const int count = end - begin;

@@ -141,10 +141,35 @@ void check_shares(Random& random) {
   }
 }
 
+// The rows of any number of tokens: as few tiles as can be, of which none is small beside others.
+void check_tiles(Random& random) {
+  const int block_size = 64, blocks = random.between(1, 8), context = random.between(1, blocks * block_size),
+            tokens = random.between(1, context), group = random.between(1, 2 * kQueryRows);
+  const AttentionShape shape{random.between(1, 3), group, 16, 0};
+  const StepLimits limits{blocks * block_size, 1, 1, blocks};
+  std::vector<int32_t> ids(static_cast<size_t>(tokens), 0), positions(ids);
+  for (int i = 0; i < tokens; ++i) positions[static_cast<size_t>(i)] = context - tokens + i;
+  const std::vector<int32_t> start = {0, tokens}, length = {context}, table(static_cast<size_t>(blocks), 0);
+  Step step;
+  const auto error = step.assign({ids, positions, start, length, table, blocks, {}}, {limits, 1, blocks, block_size});
+  require(!error, error ? error->message : "");
+  AttentionPlan plan(shape, limits, block_size, 1);
+  plan.divide(step);
+  const int rows = tokens * group, wanted = (rows + kQueryRows - 1) / kQueryRows;
+  int seen = 0;
+  for (const AttentionTile& tile : plan.tiles()) {
+    require(tile.rows == rows / wanted || tile.rows == (rows + wanted - 1) / wanted, "tiles are of about equal size");
+    seen += tile.rows;
+  }
+  require(static_cast<int>(plan.tiles().size()) == wanted * shape.kv_heads && seen == rows * shape.kv_heads,
+          "each row is in one tile of each KV head, and there are as few tiles as can be");
+}
+
 }  // namespace
 
 void check_attention(Random& random) {
   check_shares(random);
+  check_tiles(random);
   Layer layer(random);
   const auto tokens = static_cast<size_t>(layer.tokens), context = static_cast<size_t>(layer.context);
   const auto head = static_cast<size_t>(layer.shape.head_dim), half = static_cast<size_t>(layer.half);
