@@ -220,7 +220,7 @@ void attend_in_tiles(const AttendArgs& a) {
   for_tile_blocks(a.rows, [&](int row, int rows) { score_block(a, prefetch, seen_by(a, row, rows), row, rows); });
   // All rows have weights, be it zeros, of all keys that any of them sees
   const Seen any = seen_by(a, 0, a.rows);
-  for_row_blocks(a.rows, [&]<int R>(int row) { apply_softmax_pairs<R>(a, any, row); });
+  for_row_blocks<kPairRowBlock>(a.rows, [&]<int R>(int row) { apply_softmax_pairs<R>(a, any, row); });
   for_value_strips<uint16_t>(a, [&](const AttendArgs& strip) {
     for_tile_blocks(a.rows, [&](int row, int rows) { weigh_block(strip, prefetch, seen_by(a, row, rows), row, rows); });
   });

@@ -50,10 +50,10 @@ inline void for_pair_blocks(int rows, Work work) {
     case 6: return work.template operator()<6>(0);
     case 7: return work.template operator()<7>(0);
     case 8: return work.template operator()<8>(0);
-    default: return for_row_blocks(rows, work);
+    default: return for_row_blocks<kPairRowBlock>(rows, work);
   }
 }
-inline int count_blocks(int rows) { return rows <= 8 ? 1 : (rows + kRowBlock - 1) / kRowBlock; }
+inline int count_blocks(int rows) { return rows <= 8 ? 1 : (rows + kPairRowBlock - 1) / kPairRowBlock; }
 
 // Tiles, or vectors of a head, beside R rows: about sixteen sums are enough to hide how long one takes.
 constexpr int beside(int rows) { return rows > 4 ? 2 : 4; }

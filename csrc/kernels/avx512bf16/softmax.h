@@ -6,6 +6,8 @@
 namespace homenode {
 namespace {
 
+constexpr int kPairRowBlock = 4;  // rows at once, where they are many
+
 inline __m512bh as_pairs(__m512i x) { return reinterpret_cast<__m512bh>(x); }
 
 // 32 values to bfloat16, in order.

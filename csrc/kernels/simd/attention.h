@@ -71,7 +71,10 @@ template <class Stored, int R>
 inline void score_rows(const AttendArgs& a, Prefetch& prefetch, int row, int tile, int tile_end) {
   constexpr int T = lanes_beside(R);
   for (; tile + T <= tile_end; tile += T) score_block<Stored, R, T>(a, prefetch, row, tile);
-  for (; tile < tile_end; ++tile) score_block<Stored, R, 1>(a, prefetch, row, tile);
+  for (; tile < tile_end; ++tile) {
+    for_row_blocks<kRowsBesideOne>(
+        R, [&]<int F>(int first) { score_block<Stored, F, 1>(a, prefetch, row + first, tile); });
+  }
 }
 
 // The keys of the chunk that any of some rows see, and those that all of them see.
@@ -116,35 +119,15 @@ inline void for_value_strips(const AttendArgs& a, Work work) {
   }
 }
 
-// Calls block.operator()<R>(first row) for all rows, in as few blocks as the registers allow, of about equal size.
-template <class Block>
-inline void for_row_blocks(int rows, Block block) {
-  int row = 0;
-  for (int blocks = (rows + kRowBlock - 1) / kRowBlock; blocks; --blocks) {
-    const int count = (rows - row + blocks - 1) / blocks;
-    if constexpr (kRowBlock > 4) {
-      static_assert(kRowBlock <= 6);
-      if (count == 6) block.template operator()<6>(row);
-      if (count == 5) block.template operator()<5>(row);
-    }
-    if constexpr (kRowBlock > 2) {
-      if (count == 4) block.template operator()<4>(row);
-      if (count == 3) block.template operator()<3>(row);
-    }
-    if (count == 2) block.template operator()<2>(row);
-    if (count == 1) block.template operator()<1>(row);
-    row += count;
-  }
-}
-
 constexpr int kRun = 4;  // tiles
 
 // Steps of all loops together, about; `step`: head elements of keys, or tokens of values, in one load.
+template <int Most>
 inline int64_t count_steps(const AttendArgs& a, int step) {
   const Seen any = seen_by(a, 0, a.rows);
   const int64_t tiles = any.last_tile() - any.first_tile();
   int64_t steps = 0;
-  for_row_blocks(a.rows, [&]<int R>(int) {
+  for_row_blocks<Most>(a.rows, [&]<int R>(int) {
     constexpr int T = lanes_beside(R);
     steps += (tiles * a.head_dim + padded_head(a.value_dim) * tiles) / (step * T);
   });
@@ -153,11 +136,11 @@ inline int64_t count_steps(const AttendArgs& a, int step) {
 
 // Calls work.operator()<R>(first row, tile begin, tile end) until all that any row sees has been worked on: tiles in
 // runs of a few, which stay in the first cache while every block of rows is multiplied with them.
-template <class Work>
+template <int Most, class Work>
 inline void for_key_runs(const AttendArgs& a, Work work) {
   const Seen any = seen_by(a, 0, a.rows);
   for (int tile = any.first_tile() / kRun * kRun; tile < any.last_tile(); tile += kRun) {
-    for_row_blocks(a.rows, [&]<int R>(int row) {
+    for_row_blocks<Most>(a.rows, [&]<int R>(int row) {
       const Seen seen = seen_by(a, row, R);
       const int first = seen.first_tile() > tile ? seen.first_tile() : tile,
                 last = seen.last_tile() < tile + kRun ? seen.last_tile() : tile + kRun;
@@ -278,7 +261,7 @@ inline void add_values(const AttendArgs& a, const float* weights, int64_t d, int
     Stored::load_lanes(at + 16 * Stored::kStep * t, v);
 #pragma GCC unroll 4
     for (int s = First; s < Last; ++s) {
-#pragma GCC unroll 8
+#pragma GCC unroll 12
       for (int r = 0; r < R; ++r) add_product(fill(weights[int64_t(r) * kChunkKeys + key + s]), v[s], sums[r][t]);
     }
   }
@@ -337,7 +320,10 @@ inline void value_rows(const AttendArgs& a, Prefetch& prefetch, int row, int beg
   const int64_t padded = padded_head(a.value_dim);
   int64_t d = 0;
   for (; d + 16 * T <= padded; d += 16 * T) value_block<Stored, R, T>(a, prefetch, row, d, begin, end);
-  for (; d < padded; d += 16) value_block<Stored, R, 1>(a, prefetch, row, d, begin, end);
+  for (; d < padded; d += 16) {
+    for_row_blocks<kRowsBesideOne>(
+        R, [&]<int F>(int first) { value_block<Stored, F, 1>(a, prefetch, row + first, d, begin, end); });
+  }
 }
 
 // The outputs of R rows: the keys only some of them see are added row by row, before and after those that all see.
@@ -359,7 +345,8 @@ inline void clear_rows(const AttendArgs& a) {
 
 template <class Stored>
 inline void score_all(const AttendArgs& a, Prefetch& prefetch) {
-  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_rows<Stored, R>(a, prefetch, row, begin, end); });
+  for_key_runs<kRowBlock>(
+      a, [&]<int R>(int row, int begin, int end) { score_rows<Stored, R>(a, prefetch, row, begin, end); });
 }
 
 template <class Stored>
@@ -370,13 +357,13 @@ void score(const AttendArgs& a) {
 
 template <class Stored>
 void attend(const AttendArgs& a) {
-  Prefetch prefetch(a, a.prefetch_ranges ? count_steps(a, Stored::kStep) : 0);
+  Prefetch prefetch(a, a.prefetch_ranges ? count_steps<kRowBlock>(a, Stored::kStep) : 0);
   score_all<Stored>(a, prefetch);
   find_largest_scores(a);
   for (int r = 0; r < a.rows; ++r) apply_softmax_row(a, r);
   clear_rows(a);
   for_value_strips<typename Stored::Element>(a, [&](const AttendArgs& strip) {
-    for_row_blocks(a.rows, [&]<int R>(int row) { weigh_rows<Stored, R>(strip, prefetch, row); });
+    for_row_blocks<kRowBlock>(a.rows, [&]<int R>(int row) { weigh_rows<Stored, R>(strip, prefetch, row); });
   });
 }
 

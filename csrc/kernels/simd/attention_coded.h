@@ -181,7 +181,8 @@ inline void weigh_code_rows(const AttendArgs& a, Prefetch& prefetch, int row, co
 
 template <class Coded>
 inline void score_all_codes(const AttendArgs& a, Prefetch& prefetch) {
-  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_code_rows<Coded, R>(a, prefetch, row, begin, end); });
+  for_key_runs<kCodedRowBlock>(
+      a, [&]<int R>(int row, int begin, int end) { score_code_rows<Coded, R>(a, prefetch, row, begin, end); });
 }
 
 template <class Coded>
@@ -192,16 +193,17 @@ void score_coded(const AttendArgs& a) {
 
 template <class Coded>
 void attend_coded(const AttendArgs& a) {
-  Prefetch prefetch(a, a.prefetch_ranges ? count_steps(a, 2) : 0);
+  Prefetch prefetch(a, a.prefetch_ranges ? count_steps<kCodedRowBlock>(a, 2) : 0);
   score_all_codes<Coded>(a, prefetch);
   find_largest_scores(a);
   float scales[kQueryRows];
-  for_row_blocks(a.rows, [&]<int R>(int row) {
+  for_row_blocks<kCodedRowBlock>(a.rows, [&]<int R>(int row) {
     const Seen seen = seen_by(a, row, R);
     for (int r = row; r < row + R; ++r) scales[r] = encode_weights<Coded>(a, r, seen.first_tile(), seen.last_tile());
   });
   for_value_strips<typename Coded::Element>(a, [&](const AttendArgs& strip) {
-    for_row_blocks(a.rows, [&]<int R>(int row) { weigh_code_rows<Coded, R>(strip, prefetch, row, scales + row); });
+    for_row_blocks<kCodedRowBlock>(
+        a.rows, [&]<int R>(int row) { weigh_code_rows<Coded, R>(strip, prefetch, row, scales + row); });
   });
 }
 

@@ -12,6 +12,7 @@ struct Lanes {
 };
 
 constexpr int kRowBlock = 6;   // most rows of the register tile of attention
+constexpr int kCodedRowBlock = 6;  // the same over keys and values of codes
 // Vectors of lanes beside so many rows: eight sums and more, each two registers, of the sixteen.
 constexpr int lanes_beside(int rows) { return rows > 3 ? 1 : rows > 1 ? 2 : 4; }
 
@@ -43,6 +44,7 @@ inline void add_product(const Lanes& a, const Lanes& b, Lanes& sum) {
   asm("vfmadd231ps %1, %2, %0" : "+x"(sum.low) : "x"(a.low), "x"(b.low));
   asm("vfmadd231ps %1, %2, %0" : "+x"(sum.high) : "x"(a.high), "x"(b.high));
 }
+inline void add_in_place(const Lanes& a, const Lanes& b, Lanes& sum) { add_product(a, b, sum); }
 // The larger lane; b where either is NaN.
 inline Lanes larger(const Lanes& a, const Lanes& b) {
   return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};

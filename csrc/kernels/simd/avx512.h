@@ -11,8 +11,9 @@ struct Lanes {
   __m512 all;
 };
 
-constexpr int kRowBlock = 4;   // rows and columns of the register tile of the matrix-like loops
-constexpr int lanes_beside(int) { return 4; }
+constexpr int kRowBlock = 12;  // most rows of the register tile of attention
+constexpr int kCodedRowBlock = 4;  // the same over keys and values of codes
+constexpr int lanes_beside(int rows) { return rows > 6 ? 2 : 4; }
 
 inline Lanes fill(float x) { return {_mm512_set1_ps(x)}; }
 inline Lanes load(const float* p) { return {_mm512_loadu_ps(p)}; }
@@ -27,6 +28,15 @@ inline Lanes multiply_add(const Lanes& a, const Lanes& b, const Lanes& c) {
 }
 // sum += a * b, rounded once.
 inline void add_product(const Lanes& a, const Lanes& b, Lanes& sum) { sum = multiply_add(a, b, sum); }
+// The same for many sums. Left to itself the compiler puts them into other registers as it goes, runs out of them, and
+// has sums wait for memory.
+inline void add_in_place(const Lanes& a, const Lanes& b, Lanes& sum) {
+#ifdef HOMENODE_EMULATE_AVX512
+  sum = multiply_add(a, b, sum);
+#else
+  asm("vfmadd231ps %1, %2, %0" : "+v"(sum.all) : "v"(a.all), "v"(b.all));
+#endif
+}
 // The larger lane; b where either is NaN.
 inline Lanes larger(const Lanes& a, const Lanes& b) { return {_mm512_max_ps(a.all, b.all)}; }
 inline Lanes smaller(const Lanes& a, const Lanes& b) { return {_mm512_min_ps(a.all, b.all)}; }
@@ -48,6 +58,14 @@ inline void load_pairs(const uint16_t* p, Lanes& even, Lanes& odd) {
   const __m512i words = _mm512_loadu_si512(p);
   even = {_mm512_castsi512_ps(_mm512_slli_epi32(words, 16))};
   odd = {_mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+}
+// One half of load_pairs.
+inline Lanes load_even(const uint16_t* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
+}
+inline Lanes load_odd(const uint16_t* p) {
+  return {
+      _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
 }
 
 // Pairwise: lane i with i + 8, then 4, 2, 1. The same order at every level.

@@ -12,6 +12,7 @@ struct Lanes {
 };
 
 constexpr int kRowBlock = 4;   // rows and columns of the register tile of the matrix-like loops
+constexpr int kCodedRowBlock = 4;  // the same over keys and values of codes
 constexpr int lanes_beside(int) { return 1; }
 
 // f(0) .. f(3) as the four parts.

@@ -15,6 +15,7 @@ struct Lanes {
 };
 
 constexpr int kRowBlock = 2;   // rows and columns of the register tile of the matrix-like loops
+constexpr int kCodedRowBlock = 2;  // the same over keys and values of codes
 constexpr int lanes_beside(int) { return 1; }
 
 inline Lanes fill(float x) {
