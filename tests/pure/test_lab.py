@@ -178,10 +178,9 @@ def test_every_job_names_a_machine_and_files_that_are_there() -> None:
 def test_options_narrow_what_runs() -> None:
     assert chosen(parse(["--quick"])) == list(QUICK)
     assert {job.arch for job in chosen(parse(["--arch", "aarch64"]))} == {"aarch64"}
-    assert [(job.topology, job.tests) for job in chosen(parse(["-t", "8x2", "-t", "smt", "--tests", "golden"]))] == [
-        ("8x2", ("golden",)),
-        ("smt", ("golden",)),
-    ]
+    narrowed = chosen(parse(["-t", "8x2", "-t", "smt", "--tests", "golden"]))
+    assert {(job.topology, job.tests) for job in narrowed} == {("8x2", ("golden",)), ("smt", ("golden",))}
+    assert len(narrowed) == 2
 
 
 def test_options_that_leave_nothing_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
