@@ -72,7 +72,7 @@ class StepCosts:
         self._costs = [0.0] * 7
         self._sums = {kind: _Sums() for kind in STEP_KINDS}
         self._ratios: deque[float] = deque(maxlen=_RECENT)
-        self._before: _Earlier | None = None  # the last change
+        self._before: _Earlier | None = None  # what was known before the last change
         self._relative = [1.0] * 7  # coefficients, as multiples of what was expected of this machine
         self._seen = self._skipped = self.revision = 0
         self.errors: dict[StepKind, float] = {}  # of late, relative, by kind
@@ -171,7 +171,7 @@ class StepCosts:
             error = abs(expected - seconds) / seconds
             self.errors[kind] = self.errors.get(kind, error) + _FADE * (error - self.errors.get(kind, error))
             if self._before is not None:
-                self._return(self._before, self._features(decodes, prompts, self.experts), seconds)
+                self._take_back_change(self._before, self._features(decodes, prompts, self.experts), seconds)
                 expected = self.seconds(decodes, prompts)
             seconds = self._without_surprise(seconds, expected, self.errors[kind])
             if kind == "decode" and self._seen >= _FIRST and self._skipped < _EVERY[error < _AS_EXPECTED]:
@@ -190,9 +190,10 @@ class StepCosts:
         ratios.append(seconds / expected)
         middle = sorted(ratios)[len(ratios) // 2]
         if len(ratios) == _RECENT and error < _TRUSTED and not 1 / _CHANGE < middle < _CHANGE:
-            settled = error < _SETTLED
-            self._before = _Earlier(self._costs, self._sums, self._relative.copy()) if settled else None
-            self._sums = {kind: sums.copy() for kind, sums in self._sums.items()}
+            self._before = None
+            if error < _SETTLED:
+                self._before = _Earlier(self._costs, self._sums, self._relative.copy())
+                self._sums = {kind: sums.copy() for kind, sums in self._sums.items()}
             self._costs = [middle * cost for cost in self._costs]
             self.revision += 1
             for sums in self._sums.values():
@@ -202,7 +203,7 @@ class StepCosts:
         most = max(1.0 + min(error, 1.0), _SURPRISE if self._seen >= _FIRST else _EARLY_SURPRISE)
         return min(max(seconds, expected / most), expected * most)
 
-    def _return(self, before: _Earlier, features: list[float], seconds: float) -> None:
+    def _take_back_change(self, before: _Earlier, features: list[float], seconds: float) -> None:
         """Take back the last change where what was known before tells what the last steps took."""
         errors = before.errors
         errors.append(abs(seconds / sum(map(mul, before.costs, features)) - 1.0))
