@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 from array import array
+from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -95,14 +97,19 @@ def test_bodies_of_other_paths_are_those_of_other_paths(server: Running) -> None
         assert fields(path) and fields(path) <= whole, path
 
 
-@pytest.mark.parametrize("labels", [[], ["LABEL_0"]], ids=["vectors", "scores"])
-def test_schemathesis_finds_nothing_where_texts_become_numbers(start: Start, labels: list[str]) -> None:
+def numbering(labels: list[str]) -> ScriptedClient:
+    """A model that makes vectors, or scores where it has labels."""
     client = ScriptedClient(scored if labels else zeros)
     ready = PoolingReady("cls", 1 if labels else WIDTH, labels)
     client.ready = msgspec.structs.replace(client.ready, pooling=ready, max_model_len=131072)
+    return client
+
+
+@pytest.mark.parametrize("labels", [[], ["LABEL_0"]], ids=["vectors", "scores"])
+def test_schemathesis_finds_nothing_where_texts_become_numbers(start: Start, labels: list[str]) -> None:
     # /score, /rerank and /v2/rerank are other names.
     paths = "embed|v1/score|v1/rerank|pooling"
-    result = fuzz(start(client, PairTokenizer()).url, "--include-path-regex", paths)
+    result = fuzz(start(numbering(labels), PairTokenizer()).url, "--include-path-regex", paths)
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
     assert f"Tested: {3 if labels else 6}" in result.stdout, result.stdout[-1500:]
 
@@ -126,6 +133,20 @@ def test_schemathesis_finds_nothing_where_kv_is_handed_over(start: Start, docume
         assert f"Tested: {operations}" in result.stdout
 
 
+def test_schemathesis_finds_nothing_where_files_are_kept(start: Start, tmp_path: Path) -> None:
+    server = start(ScriptedClient(brief), batch_dir=str(tmp_path / "batches"))
+    # Which files there are is nothing that a schema says.
+    known = ("--exclude-checks", "positive_data_acceptance")
+    result = fuzz(server.url, "--include-path-regex", "files|batches", *known)
+    assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
+    assert "Tested: 9" in result.stdout, result.stdout[-1500:]
+    document = server.http.get("/openapi.json").json()
+    form = document["paths"]["/v1/files"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
+    assert form["required"] == ["purpose", "file"]
+    asked = document["components"]["schemas"]["CreateBatchRequest"]["properties"]["endpoint"]["enum"]
+    assert "/v1/completions" in asked and "/v1/files" not in asked
+
+
 def test_the_document_and_the_routes_agree(server: Running) -> None:
     document = server.http.get("/openapi.json").json()
     assert document["openapi"].startswith("3.1")
@@ -145,6 +166,31 @@ def test_the_document_and_the_routes_agree(server: Running) -> None:
             )
             continue
         assert str(answer.status_code) in document["paths"][operation.path][operation.method]["responses"]
+
+
+def references(schema: object) -> Iterator[str]:
+    """Every place that a part of a document refers to."""
+    if isinstance(schema, dict):
+        if isinstance(place := schema.get("$ref"), str):
+            yield place
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            yield from references(part)
+
+
+@pytest.mark.parametrize("kind", ["with batch files", "for vectors", "for scores", "sender"])
+def test_every_reference_leads_to_a_schema(start: Start, tmp_path: Path, kind: str) -> None:
+    if kind == "sender":
+        server = start(client_of(SENDER, script=brief))
+    elif kind == "with batch files":
+        server = start(batch_dir=str(tmp_path / "batches"))
+    else:
+        server = start(numbering(["LABEL_0"] if kind == "for scores" else []), PairTokenizer())
+    document = server.http.get("/openapi.json").json()
+    schemas = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    named = set(references(document))
+    assert len(named) > 20 and named <= schemas, named - schemas
 
 
 def test_the_limits_are_those_of_the_model(server: Running) -> None:

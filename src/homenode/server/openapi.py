@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from inspect import cleandoc
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from starlette.requests import Request
@@ -19,6 +19,7 @@ from homenode.server.http.sse import LINES
 
 _STRANGE = re.compile(r"[^A-Za-z0-9]+")  # in a path
 _REFS = "#/components/schemas/{name}"
+_Refs: TypeAlias = Mapping[type, dict[str, Any]]  # of each struct, {"$ref": where the document has its schema}
 _IN_PATH = re.compile(r"\{(\w+)\}")
 _FAILURES = {
     400: "The request is not valid; the body names the field.",
@@ -64,7 +65,8 @@ def document(state: ServerState, apis: Sequence[Api]) -> dict[str, Any]:
         if t not in (None, dict)
     }
     named = sorted(types | {api.error_body for api in apis}, key=lambda t: t.__name__)
-    _, components = msgspec.json.schema_components(named, ref_template=_REFS)
+    found, components = msgspec.json.schema_components(named, ref_template=_REFS)
+    refs: _Refs = dict(zip(named, found, strict=True))
     for schema in components.values():
         if not state.config.strict_requests:
             schema.pop("additionalProperties", None)  # unknown fields are ignored
@@ -75,7 +77,7 @@ def document(state: ServerState, apis: Sequence[Api]) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for api in apis:
         for operation in filter(lambda one: _documented(one, state), api.operations):
-            paths.setdefault(operation.path, {})[operation.method] = _operation(operation, api.error_body, state)
+            paths.setdefault(operation.path, {})[operation.method] = _operation(operation, api.error_body, refs, state)
     for methods in paths.values():
         for method, entry in methods.items():
             if len(methods) > 1:  # each has a name of its own
@@ -102,20 +104,23 @@ def _documented(operation: Operation, state: ServerState) -> bool:
     return state.models.changes or any(map(operation.documented, state.models))
 
 
-def _operation(operation: Operation, error_body: type, state: ServerState) -> dict[str, Any]:
+def _operation(operation: Operation, error_body: type, refs: _Refs, state: ServerState) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "summary": operation.summary,
         "operationId": _STRANGE.sub("_", operation.path.strip("/")).strip("_") or "root",
-        "responses": {"200": {"description": "Success.", "content": _content(operation)}},
+        "responses": {"200": {"description": "Success.", "content": _content(operation, refs)}},
     }
     for status in operation.failures:
         if (status != 401 or state.config.asks_keys) and (status != 429 or state.config.api_key_file):
             entry["responses"][str(status)] = {
                 "description": _FAILURES[status],
-                "content": _json(_ref(error_body)),
+                "content": _json(refs[error_body]),
             }
     if operation.body is not None:
-        entry["requestBody"] = {"required": True, "content": _json(_ref(operation.body))}
+        entry["requestBody"] = {"required": True, "content": _json(refs[operation.body])}
+    if operation.form is not None:
+        fields = {"type": "object", "properties": operation.form, "required": list(operation.form)}
+        entry["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": fields}}}
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in _IN_PATH.findall(operation.path)
@@ -128,30 +133,26 @@ def _operation(operation: Operation, error_body: type, state: ServerState) -> di
     return entry
 
 
-def _content(operation: Operation) -> dict[str, Any]:
+def _content(operation: Operation, refs: _Refs) -> dict[str, Any]:
     if operation.answer is None:
-        return {"text/plain": {"schema": {"type": "string"}}}
-    schema: dict[str, Any] = {"type": "object"} if operation.answer is dict else _ref(operation.answer)
+        return {operation.media_type: {"schema": {"type": "string"}}}
+    schema: dict[str, Any] = {"type": "object"} if operation.answer is dict else refs[operation.answer]
     content = _json({"anyOf": [schema, {"type": "array", "items": schema}]} if operation.may_be_list else schema)
     if operation.stream_types:
-        content |= _stream_content(operation)
+        content |= _stream_content(operation, refs)
     return content
 
 
-def _stream_content(operation: Operation) -> dict[str, Any]:
+def _stream_content(operation: Operation, refs: _Refs) -> dict[str, Any]:
     """Return what a stream is, by its content type."""
-    refs = " or ".join(_ref(kind)["$ref"] for kind in operation.stream_types)
+    kinds = " or ".join(refs[kind]["$ref"] for kind in operation.stream_types)
     if operation.stream_form is LINES:
-        text = {"type": "string", "description": f"JSON of {refs} on each line"}
+        text = {"type": "string", "description": f"JSON of {kinds} on each line"}
         return {"application/x-ndjson": {"schema": text}}
     end = "" if isinstance(operation.streams, tuple) else "; after the last one the text [DONE]"
-    data = {"type": "string", "description": f"JSON of {refs}{end}"}
+    data = {"type": "string", "description": f"JSON of {kinds}{end}"}
     return {"text/event-stream": {"schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}}
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
-
-
-def _ref(struct: type) -> dict[str, Any]:
-    return {"$ref": _REFS.format(name=struct.__name__)}

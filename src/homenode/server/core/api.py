@@ -21,11 +21,12 @@ POST_FAILURES = (400, 401, 404, 405, 408, 413, 415, 429, 500, 503)  # statuses o
 class Operation:
     """A path, what answers there, and what the OpenAPI document says about it.
 
-    `path` may have names in braces, and `query` the OpenAPI schemas of parameters by their names. `answer`: the type of
-    the body, None for text, dict for any object. `streams`: the types of the events, where the answer can be a stream,
-    which has the form `stream_form`. `may_be_list`: the answer can be a list as well. `admits`: requests are refused
-    while the server drains, and the drain waits for those under way. `documented`: whether a model can do it; the
-    OpenAPI document has no operation that every served model refuses.
+    `path` may have names in braces, and `query` the OpenAPI schemas of parameters by their names. `form`: the OpenAPI
+    schemas of the fields of a form, by their names, where the body is sent as one. `answer`: the type of the body, None
+    for text of the type `media_type`, dict for any object. `streams`: the types of the events, where the answer can be
+    a stream, which has the form `stream_form`. `may_be_list`: the answer can be a list as well. `admits`: requests are
+    refused while the server drains, and the drain waits for those under way. `documented`: whether a model can do it;
+    the OpenAPI document has no operation that every served model refuses.
     """
 
     path: str
@@ -33,7 +34,9 @@ class Operation:
     summary: str
     handler: Handler[ServerState]
     answer: type | None
+    media_type: str = "text/plain"
     body: type | None = None
+    form: Mapping[str, Any] | None = None
     streams: type | tuple[type, ...] | None = None
     stream_form: StreamForm = EVENTS
     failures: tuple[int, ...] = (401, 405, 500)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from homenode.server.apis.batches import batches, files
 from homenode.server.core.api import POST_FAILURES, Api, Operation
+from homenode.server.core.state import ServerState
 from homenode.server.http.listing import Page, page_query
 
 _LOOKED_AT = (400, 401, 404, 405, 500)
+
+
+def _tighten(components: dict[str, Any], state: ServerState) -> None:
+    asked = components[batches.CreateBatchRequest.__name__]["properties"]
+    asked["endpoint"] = {"enum": sorted(files.folder_of(state).paths)}
+
+
 API = Api(
     operations=(
         Operation(
@@ -15,6 +25,7 @@ API = Api(
             summary="Keep a file of requests, sent as a form.",
             handler=files.upload_file,
             answer=files.FileObject,
+            form={"purpose": {"const": "batch"}, "file": {"type": "string", "format": "binary"}},
             failures=POST_FAILURES,
         ),
         Operation(
@@ -40,6 +51,7 @@ API = Api(
             summary="The bytes of a file.",
             handler=files.read_file,
             answer=None,
+            media_type=files.MEDIA_TYPE,
             failures=_LOOKED_AT,
         ),
         Operation(
@@ -85,4 +97,5 @@ API = Api(
             failures=(409, *_LOOKED_AT),
         ),
     ),
+    tighten=_tighten,
 )

@@ -20,6 +20,7 @@ from homenode.server.http.listing import Page, page_of
 from homenode.server.keys.caller import caller
 
 MOST_FILES = 10_000  # of one page
+MEDIA_TYPE = "application/jsonl"
 _CHUNK = 2**18
 
 
@@ -83,7 +84,7 @@ async def read_file(state: ServerState, request: Request) -> Response:
             while chunk := await asyncio.to_thread(file.read, _CHUNK):
                 yield chunk
 
-    return StreamingResponse(chunks(), media_type="application/jsonl", headers={"Content-Length": str(told.bytes)})
+    return StreamingResponse(chunks(), media_type=MEDIA_TYPE, headers={"Content-Length": str(told.bytes)})
 
 
 async def delete_file(state: ServerState, request: Request) -> Response:
