@@ -161,7 +161,8 @@ def test_the_last_line_counts_all_machines() -> None:
         JobResult(job, (Check("a", "passed", 1.0), Check("b", "skipped", 1.0)), 3.0),
         JobResult(job, (Check("a", "failed", 1.0), Check("c", "passed", 0.1)), 2.0),
     ]
-    assert summary(results, 5.4) == "lab: 2 passed, 1 failed, 1 skipped on 2 machines in 5 s"
+    counts = "lab: 2 passed, 1 failed, 1 skipped on 2 machines in 5 s"
+    assert summary(results, 5.4) == f"{counts}; failed: 2x2 x86_64 a"
 
 
 def test_every_job_names_a_machine_and_files_that_are_there() -> None:

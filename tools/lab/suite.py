@@ -14,6 +14,7 @@ from tools.lab.topologies import TOPOLOGIES
 # of one machine, on a host that is busy with other things; alone on two cores the longest takes three minutes
 GUEST_S = 3600.0
 _RESULTS = "results.xml"
+_NAMED = 8  # failed tests, in the last line
 _WORDS = (" PASSED", " FAILED", " ERROR", " SKIPPED")  # after the name of each test that has ended
 _ENVIRONMENT = {
     "HOMENODE_LAB": "1",  # nobody else works on the machine
@@ -147,8 +148,14 @@ def _check(case: ElementTree.Element) -> Check:
 
 
 def summary(results: Sequence[JobResult], seconds: float) -> str:
-    """The last line: what passed and what failed on all machines together."""
+    """The last line: what passed and what failed on all machines together, and the names of what failed."""
     passed, failed, skipped = (
         sum(result.count(outcome) for result in results) for outcome in ("passed", "failed", "skipped")
     )
-    return f"lab: {passed} passed, {failed} failed, {skipped} skipped on {len(results)} machines in {seconds:.0f} s"
+    names = [
+        f"{result.job.name} {check.name}" for result in results for check in result.checks if check.outcome == "failed"
+    ]
+    told = "".join(f"; failed: {name}" for name in names[:_NAMED])
+    return (
+        f"lab: {passed} passed, {failed} failed, {skipped} skipped on {len(results)} machines in {seconds:.0f} s{told}"
+    )
