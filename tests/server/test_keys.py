@@ -58,6 +58,14 @@ def test_requests_of_a_minute(start: Start, tmp_path: Path) -> None:
     assert value(server, "key_requests_running", 'key="bob"') == 0
 
 
+@pytest.mark.parametrize("secret", ["sk-0123", "ключ", "naïve à", "鍵"])
+def test_a_key_may_have_any_letters(start: Start, secret: str) -> None:
+    server = start(api_key=(secret,))
+    for name, given in ((b"authorization", f"Bearer {secret}"), (b"x-api-key", secret)):
+        for text, status in ((given, 200), (given.replace(secret[-1], "x"), 401)):
+            assert server.http.get("/v1/models", headers=[(name, text.encode())]).status_code == status, (name, text)
+
+
 def test_tokens_of_a_minute(start: Start, tmp_path: Path) -> None:
     server = start(api_key_file=written(tmp_path, table("ada", ADA, tokens_per_minute=20)))
     assert ask(server, ADA, prompt="x" * 40).status_code == 429  # more than a minute has

@@ -177,7 +177,8 @@ def _given_keys(request: Request) -> list[str]:
     """The keys a request brings, in either of the two headers that clients use; empty ones are none."""
     kind, _, bearer = request.headers.get("authorization", "").partition(" ")
     given = [bearer if kind.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
-    return [key.strip() for key in given if key.strip()]
+    bare = (key.strip(" \t") for key in given)
+    return [key.encode("latin-1").decode("utf-8", "surrogateescape") for key in bare if key]  # as keys are configured
 
 
 def _failure(error: Exception, request_id: str) -> ApiError:

@@ -348,7 +348,7 @@ class Forwarder:
         return self.proxied.cut(reason)
 
     async def _pump(self, opened: Opened) -> None:
-        """Pass everything on. Raises Broken, and TimeoutError after a silence."""
+        """Pass everything on. Raises UpstreamError, and TimeoutError after a silence."""
         instance = self._state.instances[opened.url]
         await self._client.start(opened.status, opened.headers)
         if self._client.early:

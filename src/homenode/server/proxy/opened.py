@@ -29,7 +29,7 @@ class Opened:
         self.is_stream = response.headers.get("content-type", "").lower().startswith(_STREAMS)
 
     async def begin(self) -> None:
-        """Up to the first byte. Raises Broken."""
+        """Up to the first byte. Raises UpstreamError."""
         size = 0
         while not self._ended and (not size or (not self.is_stream and size < _KEPT_WHOLE)):
             if (chunk := await anext(self._chunks, None)) is None:
@@ -46,7 +46,7 @@ class Opened:
         return self._ended
 
     async def next(self) -> bytes | None:
-        """The next bytes, None at the end. Raises Broken when the connection ends too early."""
+        """The next bytes, None at the end. Raises UpstreamError when the connection ends too early."""
         if self._ready:
             return self._ready.pop(0)
         if self._ended:

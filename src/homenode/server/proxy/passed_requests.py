@@ -18,7 +18,7 @@ from homenode.server.proxy.proxied_request import Choose
 from homenode.server.proxy.routing import Prompt
 from homenode.server.proxy.server_models import listed_models, model_in
 from homenode.server.proxy.state import ProxyState
-from homenode.server.proxy.upstreams import UpstreamAnswer, UpstreamAnswerTooLong, UpstreamError
+from homenode.server.proxy.upstreams import UpstreamAnswer, UpstreamAnswerTooLong, UpstreamError, target_of
 
 _ASKED_AT_ONCE = 8  # servers that are asked for their models
 _LARGEST_ANSWER = 256 << 20  # bytes; token ids take more room than the text they are of
@@ -98,7 +98,7 @@ async def _models_of_all(state: ProxyState, request: Request) -> dict[str, msgsp
 
 
 async def _answer(state: ProxyState, request: Request, body: bytes) -> UpstreamAnswer:
-    path = str(request.scope["path"]) + (f"?{request.url.query}" if request.url.query else "")
+    path = target_of(request)
     failed: frozenset[str] = frozenset()
     model = request.path_params.get("model") or model_in(body)
     deadline = time.monotonic() + state.config.idle_timeout

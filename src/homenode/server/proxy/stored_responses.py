@@ -11,7 +11,7 @@ from starlette.responses import Response
 from homenode.server.http.failures import ApiError
 from homenode.server.proxy.passed_requests import passed_with
 from homenode.server.proxy.state import ProxyState
-from homenode.server.proxy.upstreams import UpstreamAnswer, UpstreamAnswerTooLong, UpstreamError
+from homenode.server.proxy.upstreams import UpstreamAnswer, UpstreamAnswerTooLong, UpstreamError, target_of
 
 _ID = re.compile(r"resp_[0-9a-f]{32}")
 _LARGEST_ANSWER = 256 << 20  # bytes
@@ -38,7 +38,7 @@ async def passed_to_holder(state: ProxyState, request: Request) -> Response:
 
 
 async def _answer(state: ProxyState, request: Request, body: bytes) -> UpstreamAnswer:
-    path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    path = target_of(request)
     last: UpstreamAnswer | None = None
     for url in state.usable("decode"):
         answer = await _ask(state, request, url, request.method, path, body, _LARGEST_ANSWER)

@@ -10,9 +10,12 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import quote
 
 import httpx
+from starlette.requests import Request
 
+from homenode.server.http.failures import ApiError
 from homenode.server.http.middleware import KEY_HEADERS
 from homenode.server.keys.told_usage import USAGE_HEADER
 from homenode.server.proxy.config import ProxyConfig
@@ -20,6 +23,8 @@ from homenode.server.tracing.span import RequestSpan, current_span
 
 _IDLE_S = 5.0  # less than servers keep an idle connection, so that none is used that is just being closed
 _MOST_IDLE = 256
+_PLAIN = "!$&'()*+,;=:@~"  # in a part of a path (RFC 3986, 3.3), beside letters, digits and `-._`
+_PLAIN_IN_QUERY = f"{_PLAIN}/?%"  # what is encoded there stays so
 LARGEST_SMALL = 1 << 20  # bytes of an answer that is read whole
 
 # Of one connection (RFC 9110, 7.6.1), or set anew by whoever sends: never passed on.
@@ -53,7 +58,8 @@ class Upstream:
 
     def __init__(self, url: str, config: ProxyConfig) -> None:
         self.url = url
-        self._key = config.upstream_api_key
+        key = config.upstream_api_key
+        self._key = None if key is None else key.encode("utf-8", "surrogateescape").decode("latin-1")  # as in a header
         self._client = httpx.AsyncClient(
             base_url=url,
             verify=_public_keys() if config.peer_keys is None else _keys_of(config.peer_keys),
@@ -86,18 +92,21 @@ class Upstream:
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None
     ) -> httpx.Response:
         """An answer whose body has not been read, to be closed by the caller; the connection ends if that is too early.
-        Raises Broken.
+        Raises UpstreamError, and ApiError 400 for what cannot be sent, which is not the server's fault.
         """
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         try:
-            request = self._client.build_request(method, path, headers=headers, content=body)
+            request = self._client.build_request(method, path, headers=raw, content=body)
             return await self._client.send(request, stream=True)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.InvalidURL, httpx.LocalProtocolError) as error:
+            raise ApiError(400, f"the request cannot be passed on: {error}"[:200], code="invalid_value") from error
+        except httpx.HTTPError as error:
             raise UpstreamError(_reason(error)) from error
 
     async def ask(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None, limit: int = LARGEST_SMALL
     ) -> UpstreamAnswer:
-        """A whole answer. Raises Broken, and UpstreamAnswerTooLong for more than `limit` bytes."""
+        """A whole answer. Raises as `send` does, and UpstreamAnswerTooLong for more than `limit` bytes."""
         response = await self.send(method, path, headers, body)
         try:
             parts, size = [], 0
@@ -113,6 +122,16 @@ class Upstream:
     async def close(self) -> None:
         """Close all connections."""
         await self._client.aclose()
+
+
+def target_of(request: Request) -> str:
+    """The path and the query of a request, as they are passed on: encoded anew, so that the server finds the same path
+    that was found here. A name that holds `?`, `#` or `..` stays a name.
+    """
+    names = str(request.scope["path"]).split("/")
+    path = "/".join("%2E" * len(name) if name in (".", "..") else quote(name, _PLAIN) for name in names)
+    query: bytes = request.scope["query_string"]
+    return f"{path}?{quote(query, _PLAIN_IN_QUERY)}" if query else path
 
 
 def check_keys(config: ProxyConfig) -> None:
@@ -137,7 +156,7 @@ def _keys_of(folder: str) -> ssl.SSLContext:
 
 
 async def chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """The bytes of an answer as they come. Raises Broken when they end too early."""
+    """The bytes of an answer as they come. Raises UpstreamError when they end too early."""
     try:
         async for chunk in response.aiter_raw():
             yield chunk
