@@ -22,6 +22,7 @@ from homenode.server.keys.caller import caller
 from homenode.server.page.api import page_routes
 from homenode.server.page.files import is_open, is_reference, page_at_root
 from homenode.server.proxy.client_request import read_client_request
+from homenode.server.proxy.document import ProxyDocument
 from homenode.server.proxy.forwarded_apis import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
@@ -35,7 +36,7 @@ from homenode.server.proxy.forwarded_apis import (
 from homenode.server.proxy.forwarder import Forwarder
 from homenode.server.proxy.health import health
 from homenode.server.proxy.overview import ProxyOverviewWork
-from homenode.server.proxy.passed_requests import passed, passed_document, passed_models
+from homenode.server.proxy.passed_requests import passed, passed_models
 from homenode.server.proxy.state import ProxyState
 from homenode.server.proxy.stored_responses import holder_of, passed_to_holder
 
@@ -86,7 +87,6 @@ def create_app(state: ProxyState) -> HttpApplication:
         Route("/", Endpoint(state, _root), methods=["GET"]),
         Route("/overview", Endpoint(state, ProxyOverviewWork().answer), methods=["GET"]),
         Route("/v1/models", Endpoint(state, passed_models, admits=True), methods=["GET"]),
-        Route("/openapi.json", Endpoint(state, passed_document, admits=True), methods=["GET"]),
     ]
     forwarded = [
         (Route(path, _ForwardedEndpoint(state, api), methods=["POST"]), api) for path, api in _FORWARDED.items()
@@ -99,6 +99,8 @@ def create_app(state: ProxyState) -> HttpApplication:
         Route(path, Endpoint(state, passed_to_holder, admits=True), methods=[method])
         for method, path in _OF_A_STORED_RESPONSE
     ]
+    document = ProxyDocument(routes)
+    routes.append(Route("/openapi.json", Endpoint(state, document.answer, admits=True), methods=["GET"]))
     shapes = [(route, api.error_shape) for route, api in forwarded if api.error_shape is not None]
     routes += page_routes(state, state.config)
     traced = {*_FORWARDED, *(path for method, path in _ASKED_OF_A_DECODER if method == "POST")}

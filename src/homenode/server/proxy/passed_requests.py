@@ -46,21 +46,6 @@ async def passed_with(
     return response
 
 
-async def passed_document(state: ProxyState, request: Request) -> Response:
-    """The OpenAPI document of a decode server, with the proxy's own root path in place of that server's."""
-    response = await passed(state, request)
-    if response.status_code != 200:
-        return response
-    try:
-        document = msgspec.json.decode(response.body, type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError:
-        raise ApiError(502, "the decode server's answer is no OpenAPI document", code="decoder_failed") from None
-    document.pop("servers", None)
-    if root := state.config.root_path:
-        document["servers"] = msgspec.Raw(msgspec.json.encode([{"url": root}]))
-    return json_response(document)
-
-
 async def passed_models(state: ProxyState, request: Request) -> Response:
     """The list of models of a decode server; where one has several, of all of them: each as its first server tells."""
     if all(instance.models is None for instance in state.of("decode")):

@@ -1,0 +1,102 @@
+"""/openapi.json of the proxy: the document of a decode server, with what differs here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from homenode.server.http.endpoint import json_response
+from homenode.server.http.failures import ApiError
+from homenode.server.proxy.health import ProxyHealth
+from homenode.server.proxy.overview import ProxyOverview
+from homenode.server.proxy.passed_requests import passed
+from homenode.server.proxy.state import ProxyState
+
+_OWN = {"/health": ProxyHealth, "/overview": ProxyOverview}  # answers that are not those of a server
+_PREFIX = "proxy."  # of their schemas, which may have the names of a server's
+_REFS = f"#/components/schemas/{_PREFIX}{{name}}"
+_BY_THE_PROXY = "kv_transfer_params"  # a field of bodies that no client sets here
+_FAILURES = {
+    "502": "A server's answer was lost or cannot be read.",
+    "503": "No server is usable; Retry-After says when to come again.",
+    "504": "A server did not answer in time.",
+}
+
+
+class ProxyDocument:
+    """Makes the document of a proxy that has `routes` when somebody asks."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._routes = routes
+
+    async def answer(self, state: ProxyState, request: Request) -> Response:
+        """The answer to one who asks. Raises ApiError 502 where the decode server's is none."""
+        response = await passed(state, request)
+        if response.status_code != 200:
+            return response
+        try:
+            told = msgspec.json.decode(response.body, type=dict[str, Any])
+            document = self._of_proxy(told)
+        except (msgspec.DecodeError, AttributeError, KeyError, TypeError):
+            raise ApiError(502, "the decode server's answer is no OpenAPI document", code="decoder_failed") from None
+        document.pop("servers", None)
+        if root := state.config.root_path:
+            document["servers"] = [{"url": root}]
+        return json_response(document)
+
+    def _of_proxy(self, document: dict[str, Any]) -> dict[str, Any]:
+        """The document of a decode server, changed in place."""
+        schemas: dict[str, Any] = document["components"]["schemas"]
+        refs, own = msgspec.json.schema_components(_OWN.values(), ref_template=_REFS)
+        answers = dict(zip(_OWN, refs, strict=True))
+        schemas |= {_PREFIX + name: schema for name, schema in own.items()}
+        paths, here = {}, self._here()
+        for path, operations in document["paths"].items():
+            paths[path] = {method: each for method, each in operations.items() if (method, path) in here}
+            for operation in paths[path].values():
+                if path in answers:
+                    _set_answer(operation, answers[path], fails=path == "/health")
+                else:
+                    _set_failures(operation, schemas)
+        document["paths"] = {path: operations for path, operations in paths.items() if operations}
+        return document
+
+    def _here(self) -> set[tuple[str, str]]:
+        """The methods and paths of the routes, as a document has them."""
+        return {
+            (method.lower(), route.path.replace(":path}", "}"))
+            for route in self._routes
+            for method in route.methods or ()
+        }
+
+
+def _set_answer(operation: dict[str, Any], ref: Mapping[str, Any], *, fails: bool) -> None:
+    """Describe an answer of the proxy's own; one that `fails` has the same body with 503."""
+    operation.pop("parameters", None)
+    content = {"application/json": {"schema": ref}}
+    operation["responses"]["200"]["content"] = content
+    if fails:
+        operation["responses"]["503"] = {"description": _FAILURES["503"], "content": content}
+
+
+def _set_failures(operation: dict[str, Any], schemas: Mapping[str, Any]) -> None:
+    """Add how passing on can fail, and take away what the proxy sets itself."""
+    responses = operation["responses"]
+    if failure := responses.get("500"):
+        for status, text in _FAILURES.items():
+            responses[status] = {**failure, "description": text}
+    for schema in _bodies(operation, schemas):
+        schema.get("properties", {}).pop(_BY_THE_PROXY, None)
+
+
+def _bodies(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The schemas of what an operation takes."""
+    for content in operation.get("requestBody", {}).get("content", {}).values():
+        name = content["schema"].get("$ref", "").rpartition("/")[2]
+        if name in schemas:
+            yield schemas[name]

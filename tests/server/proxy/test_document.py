@@ -1,0 +1,62 @@
+"""/openapi.json of the proxy: of a real server's document, what the proxy has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from homenode.server.proxy.health import ProxyHealth
+from homenode.server.proxy.overview import ProxyOverview
+from tests.server.conftest import Running
+from tests.server.proxy.scripted import Asked, Behaviour, Connection, Scripted, prefiller, run, stage
+from tests.server.test_openapi import references
+
+
+def telling(document: Any) -> Scripted:
+    """A decode server that has this document."""
+
+    async def tells(server: Scripted, asked: Asked, connection: Connection) -> None:
+        connection.answer(200, document if asked.path == "/openapi.json" else {})
+
+    behaviour: Behaviour = tells
+    return Scripted("receiver", behaviour)
+
+
+def test_the_document_is_that_of_the_proxy(server: Running) -> None:
+    told = server.http.get("/openapi.json").json()
+
+    async def test() -> None:
+        async with stage([prefiller()], [telling(told)], root_path="/below") as on:
+            document = (await on.http.get("/openapi.json")).json()
+            assert document["servers"] == [{"url": "/below"}]
+            schemas = document["components"]["schemas"]
+            assert set(references(document)) <= {f"#/components/schemas/{name}" for name in schemas}
+            assert len(document["paths"]) > 25 and "/kv_transfer" in told["paths"]
+            for path, operations in document["paths"].items():
+                for method in operations:
+                    words = {"content": b"{}"} if method == "post" else {}
+                    answer = await on.http.request(method, path.replace("{model}", "a"), **words)
+                    assert answer.status_code < 500 and answer.status_code not in (404, 405), (method, path)
+            for path in told["paths"].keys() - document["paths"].keys():
+                assert (await on.http.get(path)).status_code == 404, path
+            for path, kind in (("/health", ProxyHealth), ("/overview", ProxyOverview)):
+                content = document["paths"][path]["get"]["responses"]["200"]["content"]
+                assert content["application/json"]["schema"]["$ref"].endswith(f".{kind.__name__}")
+                msgspec.json.decode((await on.http.get(path)).content, type=kind)
+            body = schemas["ChatRequest"]["properties"]
+            assert "kv_transfer_params" not in body and "messages" in body
+            assert {"502", "503", "504"} <= document["paths"]["/v1/chat/completions"]["post"]["responses"].keys()
+
+    run(test)
+
+
+@pytest.mark.parametrize("document", [b"<html>", [], {}, {"paths": 3, "components": {}}, {"paths": {"/health": []}}])
+def test_what_is_no_document_is_said(document: Any) -> None:
+    async def test() -> None:
+        async with stage([], [telling(document)]) as on:
+            answer = await on.http.get("/openapi.json")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (502, "decoder_failed")
+
+    run(test)
