@@ -198,6 +198,13 @@ def test_the_limits_are_those_of_the_model(server: Running) -> None:
     ids = schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"][1]
     assert ids["items"]["maximum"] == VOCAB - 1 and ids["maxItems"] == MAX_MODEL_LEN - 1
     assert "additionalProperties" not in schemas["ChatRequest"]
+    for name, nothing in (("ChatRequest", 400), ("CompletionRequest", 200)):  # whether no token may be asked for
+        path, said = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
+        if nothing == 200:
+            path, said = "/v1/completions", {"prompt": "a"}
+        assert server.http.post(path, json={**said, "max_tokens": 0}).status_code == nothing
+        number = schemas[name]["properties"]["max_tokens"]["anyOf"][0]
+        assert number["minimum"] == -1 and (number.get("not") == {"const": 0}) == (nothing == 400)
     assert schemas["ChatRequest"]["properties"]["model"]["anyOf"][0]["enum"] == ["story-teller"]
 
 

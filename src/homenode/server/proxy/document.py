@@ -91,7 +91,8 @@ def _set_failures(operation: dict[str, Any], schemas: Mapping[str, Any]) -> None
         for status, text in _FAILURES.items():
             responses[status] = {**failure, "description": text}
     for schema in _bodies(operation, schemas):
-        schema.get("properties", {}).pop(_BY_THE_PROXY, None)
+        if _BY_THE_PROXY in (fields := schema.get("properties", {})):
+            fields[_BY_THE_PROXY] = {"type": "null"}
 
 
 def _bodies(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

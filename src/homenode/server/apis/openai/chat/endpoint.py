@@ -102,6 +102,8 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
     tighten_tools(schema)
     tighten_messages(components)
     tighten_structured(components, schema)
+    for name in ("max_tokens", "max_completion_tokens"):
+        schema["properties"][name]["anyOf"][0]["not"] = {"const": 0}
     components[ToolDefinition.__name__]["allOf"] = [GIVEN_TOOL]
     components[ToolCall.__name__]["anyOf"] = HISTORY_CALL
     schema.setdefault("allOf", []).append(
