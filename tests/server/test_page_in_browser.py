@@ -21,11 +21,11 @@ from tests.waiting import wait_until
 webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium")
 DRAW = """
 const [source, done] = arguments;
-import(new URL('page/markdown.js', document.baseURI)).then(({ Drawing }) => {
+import(new URL('markdown.js', document.querySelector('script[type=module]').src)).then(({ Drawing }) => {
   const element = document.createElement('div');
   document.body.append(element);
   const drawing = new Drawing(element);
-  for (let at = 1; at <= source.length; at += 7) drawing.draw(source.slice(0, at));
+  for (let at = 1; at <= source.length; at += Math.max(7, source.length >> 7)) drawing.draw(source.slice(0, at));
   drawing.draw(source);
   const fresh = document.createElement('div');
   new Drawing(fresh).draw(source);
@@ -36,6 +36,21 @@ import(new URL('page/markdown.js', document.baseURI)).then(({ Drawing }) => {
     links: all.filter((each) => each.href).map((each) => each.getAttribute('href')),
     handlers: all.filter((each) => [...each.attributes].some(runs)).length });
   element.remove();
+}, (error) => done({ error: String(error) }));
+"""
+
+
+OPTIONS = """
+const done = arguments[0];
+import(new URL('dom.js', document.querySelector('script[type=module]').src)).then(({ setOptions }) => {
+  const list = document.createElement('select');
+  const set = (...words) => setOptions(list, words.map((word) => word.split('=')));
+  set('a=A', 'b=B', 'c=C');
+  const [, b, c] = list.options;
+  list.value = 'b';
+  set('c=C', 'd=D', 'b=New');
+  const kept = list.options[2] === b && list.options[0] === c;
+  done({ kept, chosen: list.value, texts: [...list.options].map((each) => each.textContent) });
 }, (error) => done({ error: String(error) }));
 """
 
@@ -95,6 +110,12 @@ def test_nothing_that_a_model_writes_is_run_or_fetched(driver: Any, shown: Runni
     assert drawn["same"], "drawn piece by piece it differs from drawn at once"
     assert not driver.execute_script("return window.pwned")
     assert time.monotonic() - began < 20
+
+
+def test_a_list_that_is_told_anew_keeps_what_somebody_has_opened_or_chosen(driver: Any, shown: Running) -> None:
+    driver.get(f"{shown.url}/")
+    found = driver.execute_async_script(OPTIONS)
+    assert found == {"kept": True, "chosen": "b", "texts": ["C", "D", "New"]}
 
 
 def test_a_chat_is_answered_and_the_machine_is_shown_without_a_complaint(driver: Any, shown: Running) -> None:

@@ -2,7 +2,7 @@
 
 import { ApiError, ask, askJson, events } from "./api.js";
 import { Conversation } from "./conversation.js";
-import { h, number, plural, say, seconds, show } from "./dom.js";
+import { h, number, plural, say, seconds, setOptions, show } from "./dom.js";
 import { Drawing } from "./markdown.js";
 import { conversations, settings } from "./store.js";
 
@@ -146,8 +146,8 @@ export class Chat {
   /** The models with their states; a server of several loads one when it is asked for. */
   drawModels() {
     const chosen = this.model.value || this.values.model;
-    show(this.model, this.models.map(({ id, status }) => h("option", { value: id },
-      status && status.value !== "loaded" ? `${id} (${status.value})` : id)));
+    setOptions(this.model, this.models.map(({ id, status }) =>
+      [id, status && status.value !== "loaded" ? `${id} (${status.value})` : id]));
     if (this.models.some(({ id }) => id === chosen)) this.model.value = chosen;
     this.drawModelState();
   }

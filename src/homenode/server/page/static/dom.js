@@ -31,6 +31,20 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** Set the options of a list, [value, text] each. Those that stay are the same elements, so that who has just opened the
+ * list keeps it, and what is chosen stays so.
+ */
+export function setOptions(list, entries) {
+  const before = new Map([...list.options].map((option) => [option.value, option]));
+  entries.forEach(([value, text], at) => {
+    const option = before.get(value) ?? h("option", { value });
+    say(option, text);
+    if (list.options[at] !== option) list.insertBefore(option, list.options[at] ?? null);
+    before.delete(value);
+  });
+  for (const gone of before.values()) gone.remove();
+}
+
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 export function bytes(count) {

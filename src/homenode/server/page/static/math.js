@@ -62,7 +62,7 @@ const FENCES = {
 // A name such as `constructor` is in none of them.
 for (const table of [LETTERS, OPERATORS, LARGE, ACCENTS, SPACES, STYLES, FENCES]) Object.setPrototypeOf(table, null);
 const DEEPEST = 40;
-const LONGEST = 8000;
+const LONGEST = 4000;
 
 /** A formula as an element; as text where it is longer than any formula. */
 export function formula(text, block) {

@@ -1,7 +1,7 @@
 // Plans: who would run where on a recorded host, under each strategy. Nothing is changed by looking.
 
 import { askJson } from "./api.js";
-import { bytes, cpuList, h, parseCpus, plural, say, show } from "./dom.js";
+import { bytes, cpuList, h, parseCpus, plural, say, setOptions, show } from "./dom.js";
 import { withCode } from "./machine.js";
 import { drawMap } from "./map.js";
 
@@ -61,11 +61,8 @@ export class PlansView {
   async offer() {
     try {
       const { strategies, models } = await askJson("overview");
-      const names = models.map(({ name }) => h("option", { value: name }, name));
-      show(this.model, h("option", { value: "" }, "none"), names);
-      const chosen = this.strategy.value;
-      show(this.strategy, strategies.map((name) => h("option", { value: name }, name)));
-      this.strategy.value = chosen;
+      setOptions(this.model, [["", "none"], ...models.map(({ name }) => [name, name])]);
+      setOptions(this.strategy, strategies.map((name) => [name, name]));
       this.plan();
     } catch (error) {
       this.entered = false;
