@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
 
+from homenode.server.proxy.config import ProxyConfig
 from homenode.server.proxy.health import ProxyHealth
 from homenode.server.proxy.overview import ProxyOverview
+from homenode.server.proxy.run import bind, serve
 from tests.server.conftest import Running
 from tests.server.proxy.scripted import Asked, Behaviour, Connection, Scripted, prefiller, run, stage
-from tests.server.test_openapi import references
+from tests.server.test_openapi import fuzz, references
 
 
 def telling(document: Any) -> Scripted:
@@ -58,5 +61,22 @@ def test_what_is_no_document_is_said(document: Any) -> None:
         async with stage([], [telling(document)]) as on:
             answer = await on.http.get("/openapi.json")
             assert (answer.status_code, answer.json()["error"]["code"]) == (502, "decoder_failed")
+
+    run(test)
+
+
+def test_schemathesis_finds_nothing_in_what_is_asked_of_a_decode_server(server: Running) -> None:
+    """Above all that no path has the server taken for broken: that would be a 503."""
+
+    async def test() -> None:
+        config = ProxyConfig(prefill=(), decode=(server.url,), port=0, poll_interval=0.1)
+        listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(serve(config, listener=bind(config), on_listening=listening.set_result))
+        paths = r"responses/\{|v1/models|health|overview|livez|load|version|tokenizer_info"
+        result = await asyncio.to_thread(fuzz, await listening, "--include-path-regex", paths)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
+        assert "Tested: 13" in result.stdout, result.stdout[-1500:]
 
     run(test)
