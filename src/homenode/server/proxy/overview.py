@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
+from urllib.parse import urlencode
 
 import msgspec
 from msgspec import Struct
@@ -125,7 +126,7 @@ class ProxyOverviewWork:
     async def _ask(self, state: ProxyState, url: str) -> ToldByServer | None:
         """What a server says of itself; with the proxy's own key or none: who asks the proxy may have another one."""
         upstream = state.upstreams[url]
-        path = f"/overview?known={self._machines.get(url, '')}"
+        path = "/overview?" + urlencode({"known": self._machines.get(url, "")})
         try:
             async with asyncio.timeout(_SERVER_TIMEOUT_S):
                 answer = await upstream.ask("GET", path, upstream.credentials())

@@ -25,6 +25,7 @@ _IDLE_S = 5.0  # less than servers keep an idle connection, so that none is used
 _MOST_IDLE = 256
 _PLAIN = "!$&'()*+,;=:@~"  # in a part of a path (RFC 3986, 3.3), beside letters, digits and `-._`
 _PLAIN_IN_QUERY = f"{_PLAIN}/?%"  # what is encoded there stays so
+_LONGEST_TARGET = 60_000  # bytes; HTTP heads of more than 64 KiB are taken nowhere here
 LARGEST_SMALL = 1 << 20  # bytes of an answer that is read whole
 
 # Of one connection (RFC 9110, 7.6.1), or set anew by whoever sends: never passed on.
@@ -92,21 +93,19 @@ class Upstream:
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None
     ) -> httpx.Response:
         """An answer whose body has not been read, to be closed by the caller; the connection ends if that is too early.
-        Raises UpstreamError, and ApiError 400 for what cannot be sent, which is not the server's fault.
+        Raises UpstreamError.
         """
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         try:
             request = self._client.build_request(method, path, headers=raw, content=body)
             return await self._client.send(request, stream=True)
-        except (httpx.InvalidURL, httpx.LocalProtocolError) as error:
-            raise ApiError(400, f"the request cannot be passed on: {error}"[:200], code="invalid_value") from error
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UpstreamError(_reason(error)) from error
 
     async def ask(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None, limit: int = LARGEST_SMALL
     ) -> UpstreamAnswer:
-        """A whole answer. Raises as `send` does, and UpstreamAnswerTooLong for more than `limit` bytes."""
+        """A whole answer. Raises UpstreamError, and UpstreamAnswerTooLong for more than `limit` bytes."""
         response = await self.send(method, path, headers, body)
         try:
             parts, size = [], 0
@@ -126,12 +125,18 @@ class Upstream:
 
 def target_of(request: Request) -> str:
     """The path and the query of a request, as they are passed on: encoded anew, so that the server finds the same path
-    that was found here. A name that holds `?`, `#` or `..` stays a name.
+    that was found here. A name that holds `?`, `#` or `..` stays a name. Raises ApiError 400 for one that is too long to
+    be passed on: a server would seem broken.
     """
     names = str(request.scope["path"]).split("/")
     path = "/".join("%2E" * len(name) if name in (".", "..") else quote(name, _PLAIN) for name in names)
     query: bytes = request.scope["query_string"]
-    return f"{path}?{quote(query, _PLAIN_IN_QUERY)}" if query else path
+    target = f"{path}?{quote(query, _PLAIN_IN_QUERY)}" if query else path
+    if len(target) > _LONGEST_TARGET:
+        raise ApiError(
+            400, f"the address has more than {_LONGEST_TARGET} bytes where it is passed on", code="invalid_value"
+        )
+    return target
 
 
 def check_keys(config: ProxyConfig) -> None:
