@@ -1,4 +1,4 @@
-"""What a client sends reaches a server as it was sent, and whatever it is, the client's mistakes are not the server's."""
+"""What a client sends reaches a server as it was sent, and its mistakes are not held against the server."""
 
 from __future__ import annotations
 

@@ -125,8 +125,8 @@ class Upstream:
 
 def target_of(request: Request) -> str:
     """The path and the query of a request, as they are passed on: encoded anew, so that the server finds the same path
-    that was found here. A name that holds `?`, `#` or `..` stays a name. Raises ApiError 400 for one that is too long to
-    be passed on: a server would seem broken.
+    that was found here. A name that holds `?`, `#` or `..` stays a name. Raises ApiError 400 for what is too long to be
+    passed on: a server would seem broken.
     """
     names = str(request.scope["path"]).split("/")
     path = "/".join("%2E" * len(name) if name in (".", "..") else quote(name, _PLAIN) for name in names)

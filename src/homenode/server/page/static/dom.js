@@ -31,8 +31,8 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Set the options of a list, [value, text] each. Those that stay are the same elements, so that who has just opened the
- * list keeps it, and what is chosen stays so.
+/** Set the options of a list, [value, text] each. Those that stay are the same elements, so that whoever has just
+ * opened the list keeps it, and what is chosen stays so.
  */
 export function setOptions(list, entries) {
   const before = new Map([...list.options].map((option) => [option.value, option]));
