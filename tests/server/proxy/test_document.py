@@ -66,7 +66,7 @@ def test_what_is_no_document_is_said(document: Any) -> None:
 
 
 def test_schemathesis_finds_nothing_in_what_is_asked_of_a_decode_server(server: Running) -> None:
-    """Above all that no path has the server taken for broken: that would be a 503."""
+    """No path has the server taken for broken, which would be a 503."""
 
     async def test() -> None:
         config = ProxyConfig(prefill=(), decode=(server.url,), port=0, poll_interval=0.1)

@@ -1,4 +1,4 @@
-"""What a client sends reaches a server as it was sent, and its mistakes are not held against the server."""
+"""Requests reach a server as they were sent, and mistakes in them are not held against the server."""
 
 from __future__ import annotations
 
