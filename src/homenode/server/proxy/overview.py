@@ -124,7 +124,7 @@ class ProxyOverviewWork:
         return body
 
     async def _ask(self, state: ProxyState, url: str) -> ToldByServer | None:
-        """What a server says of itself; with the proxy's own key or none: who asks the proxy may have another one."""
+        """Ask a server of itself, with the proxy's own key or none: who asks the proxy may have another one."""
         upstream = state.upstreams[url]
         path = "/overview?" + urlencode({"known": self._machines.get(url, "")})
         try:

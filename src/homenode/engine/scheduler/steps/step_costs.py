@@ -258,7 +258,7 @@ class StepCosts:
 
 
 class _Earlier:
-    """What was known before a change, and its relative errors for steps since."""
+    """The sums from before a change, and their relative errors for steps since."""
 
     __slots__ = ("costs", "errors", "relative", "sums")
 
