@@ -22,7 +22,7 @@ from homenode.host.bind.memory.pages import move_private_pages
 from homenode.host.topology.finding import Finding
 
 _log = logging.getLogger(__name__)
-_BRING_ALONG_S = 30.0  # some tens of MiB, which move in a fraction of a second, or in ten on an emulated processor
+_BRING_ALONG_S = 30.0  # some tens of MiB: a fraction of a second, or 1.5 s where a processor is emulated and has a CPU
 
 
 def apply_binding(binding: EngineBinding, kernel: Syscalls | None = None) -> tuple[Finding, ...]:
