@@ -50,6 +50,9 @@ def test_the_document_is_that_of_the_proxy(server: Running) -> None:
                 msgspec.json.decode((await on.http.get(path)).content, type=kind)
             body = schemas["ChatRequest"]["properties"]
             assert body["kv_transfer_params"] == {"type": "null"} and "messages" in body
+            counted = document["paths"]["/v1/messages/count_tokens"]["post"]["requestBody"]["content"]
+            counted = schemas[counted["application/json"]["schema"]["$ref"].rpartition("/")[2]]["properties"]
+            assert counted["kv_transfer_params"] != {"type": "null"}, "nothing is handed over, it is passed on as it is"
             assert {"502", "503", "504"} <= document["paths"]["/v1/chat/completions"]["post"]["responses"].keys()
 
     run(test)

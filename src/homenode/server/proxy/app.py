@@ -99,7 +99,7 @@ def create_app(state: ProxyState) -> HttpApplication:
         Route(path, Endpoint(state, passed_to_holder, admits=True), methods=[method])
         for method, path in _OF_A_STORED_RESPONSE
     ]
-    document = ProxyDocument(routes)
+    document = ProxyDocument(routes, _FORWARDED)
     routes.append(Route("/openapi.json", Endpoint(state, document.answer, admits=True), methods=["GET"]))
     shapes = [(route, api.error_shape) for route, api in forwarded if api.error_shape is not None]
     routes += page_routes(state, state.config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -29,10 +29,12 @@ _FAILURES = {
 
 
 class ProxyDocument:
-    """Makes the document of a proxy that has `routes` when somebody asks."""
+    """Makes the document of a proxy that has `routes` when somebody asks. `forwarded`: paths whose requests are handed
+    over between servers.
+    """
 
-    def __init__(self, routes: Sequence[Route]) -> None:
-        self._routes = routes
+    def __init__(self, routes: Sequence[Route], forwarded: Collection[str]) -> None:
+        self._routes, self._forwarded = routes, forwarded
 
     async def answer(self, state: ProxyState, request: Request) -> Response:
         """The answer to one who asks. Raises ApiError 502 where the decode server's is none."""
@@ -62,7 +64,9 @@ class ProxyDocument:
                 if path in answers:
                     _set_answer(operation, answers[path], fails=path == "/health")
                 else:
-                    _set_failures(operation, schemas)
+                    _set_failures(operation)
+                if path in self._forwarded:
+                    _set_no_params(operation, schemas)
         document["paths"] = {path: operations for path, operations in paths.items() if operations}
         return document
 
@@ -84,12 +88,16 @@ def _set_answer(operation: dict[str, Any], ref: Mapping[str, Any], *, fails: boo
         operation["responses"]["503"] = {"description": _FAILURES["503"], "content": content}
 
 
-def _set_failures(operation: dict[str, Any], schemas: Mapping[str, Any]) -> None:
-    """Add how passing on can fail, and take away what the proxy sets itself."""
+def _set_failures(operation: dict[str, Any]) -> None:
+    """Add how passing on can fail."""
     responses = operation["responses"]
     if failure := responses.get("500"):
         for status, text in _FAILURES.items():
             responses[status] = {**failure, "description": text}
+
+
+def _set_no_params(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> None:
+    """Say that no client sets the field that the proxy sets."""
     for schema in _bodies(operation, schemas):
         if _BY_THE_PROXY in (fields := schema.get("properties", {})):
             fields[_BY_THE_PROXY] = {"type": "null"}
