@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from homenode.engine import pinning
 from homenode.engine.binding import EngineBinding
 from homenode.engine.config import PlacementConfig
 from homenode.engine.memory.available import MemoryBudget, available_memory
@@ -15,6 +17,7 @@ from homenode.engine.plan.cpu_contention import interrupted, spin_us, too_many_t
 from homenode.engine.plan.placement import UNPINNED, alone, place_engine, team_groups, too_few_cores
 from homenode.errors import PlacementError, UserError
 from homenode.host.bind.base.syscalls import MPOL_BIND, MPOL_PREFERRED, Syscalls
+from homenode.host.bind.memory.memory_map import MemoryMap, Placement, Policy, Range
 from homenode.host.discovery.read import read_host
 from homenode.host.plan.numa.demand import Decision
 from homenode.host.plan.numa.policy import Teams
@@ -288,6 +291,29 @@ def test_a_refused_policy_becomes_a_finding() -> None:
     findings = apply_binding(EngineBinding((0,), (), (0,)), Refusing())
     assert {finding.code for finding in findings} == {"memory_policy_refused"}
     assert "bind" not in Path("/proc/self/numa_maps").read_text().split("\n")[0]
+
+
+def test_memory_for_which_there_is_no_time_becomes_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere(Syscalls):
+        """A kernel by which every page of this process, which is bound to node 0, lies on node 1."""
+
+        def set_mempolicy(self, mode: int, nodes: object = ()) -> None:
+            pass
+
+        def get_mempolicy(self) -> tuple[int, tuple[int, ...]]:
+            return MPOL_BIND, (0,)
+
+        def move_pages(self, pid: int, addresses: Sized, nodes: object, flags: int = 2) -> tuple[int, ...]:
+            return (1 if nodes is None else 0,) * len(addresses)
+
+    page, default = 4096, Policy("default")
+    heap = Range(page, 5 * page, "private", Placement(default, {1: 4}, page))
+    monkeypatch.setattr(pinning, "read_memory_map", lambda pid: MemoryMap((heap,), default))
+    assert apply_binding(EngineBinding((0,), (), (0,)), Elsewhere()) == ()
+    monkeypatch.setattr(pinning, "_BRING_ALONG_S", -1.0)
+    (finding,) = apply_binding(EngineBinding((0,), (), (0,)), Elsewhere())
+    assert (finding.severity, finding.code) == ("warning", "memory_left_behind")
+    assert finding.text.startswith("0B of 16KiB"), finding.text
 
 
 class WithPolicy(Syscalls):

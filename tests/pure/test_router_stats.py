@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from homenode.engine.binding import EngineBinding, Replica
-from homenode.engine.messages import EngineReady, EngineStats
+from homenode.engine.messages import EngineReady, EngineStats, QueueLimits
 from homenode.engine.router.restart_policy import RestartPolicy
 from homenode.engine.router.stats import all_ready, at_rest, since_start, total
 from homenode.transfer.scheduler_events import TransferStats
@@ -90,6 +90,13 @@ def test_what_all_engines_hold_and_what_one_sequence_may_have() -> None:
         "kv_pages": None,
     }
     assert details["free_cpus"] == [2, 6], "where no engine computes"
+
+
+def test_a_limit_of_the_queue_that_no_engine_has_is_none_of_all() -> None:
+    parts = [msgspec.structs.replace(ready(10), queue=QueueLimits(4, 8, 0))] * 2
+    assert all_ready(parts, []).queue == QueueLimits(8, 16, 0)
+    assert all_ready(parts, []).queue.most_requests == 24
+    assert QueueLimits(8, 0, 5).most_requests is None
 
 
 def test_each_engine_tells_routers_at_an_endpoint_of_its_own() -> None:

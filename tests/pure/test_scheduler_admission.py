@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from homenode.engine.runtime.planned_parts import queue_limits
 from homenode.engine.scheduler.admission import Throughput
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig, check_config
 from homenode.engine.step import Step
+from tests.examples import examples
 from tests.pure.schedule_bench import Bench, limits_of
 
 
@@ -99,6 +103,27 @@ def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
     bench.submit([1] * 4, max_tokens=2)
     bench.run()
     assert bench.final(7).error is None
+
+
+@given(running=st.integers(1, 5), waiting=st.integers(0, 6), waiting_tokens=st.integers(0, 30))
+@settings(max_examples=examples(30), deadline=None)
+def test_as_many_at_once_are_let_in_as_the_front_is_told(running: int, waiting: int, waiting_tokens: int) -> None:
+    """Prompts of three tokens: the last of those that the limits allow is let in, one more is not."""
+    config = SchedulerConfig(
+        max_num_batched_tokens=8,
+        max_num_seqs=running,
+        max_num_queued_requests=waiting,
+        max_num_queued_tokens=waiting_tokens,
+    )
+    bench, limits = Bench(config), queue_limits(config)
+    most = 20 if limits.most_requests is None else limits.most_requests
+    for _ in range(most + 1):
+        bench.submit([1] * 3, max_tokens=2)
+    refused = {number for number in range(most + 1) if number in bench.outputs}
+    by_tokens = {number for number in range(most) if waiting_tokens and 3 * (number + 1 - running) > waiting_tokens}
+    assert by_tokens <= refused, "what the server refuses for its tokens is never let in"
+    if not waiting_tokens:
+        assert refused == ({most} if waiting else set())
 
 
 def test_a_queue_full_of_tokens_refuses_and_lets_in_what_can_start_at_once() -> None:

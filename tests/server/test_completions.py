@@ -9,6 +9,7 @@ import httpx
 import msgspec
 import pytest
 
+from homenode.engine.messages import QueueLimits
 from tests.server.conftest import Running, Start
 from tests.server.fakes import BOS, EOS, MAX_MODEL_LEN, STORY, VOCAB, ScriptedClient, scripted
 
@@ -51,6 +52,31 @@ def test_every_form_of_prompt(server: Running, prompt: Any, ids: list[list[int]]
     assert [choice["prompt_token_ids"] for choice in answer["choices"]] == ids
     assert [choice["token_ids"] for choice in answer["choices"]] == [list(b"On")] * len(ids)
     assert answer["usage"]["prompt_tokens"] == sum(map(len, ids))
+
+
+@pytest.mark.parametrize(
+    ("queue", "sent", "flag"),
+    [
+        (QueueLimits(2, 3), {"prompt": ["a"] * 6}, "--max-num-queued-requests"),
+        (QueueLimits(2, 3), {"prompt": ["a"] * 2, "n": 3}, "--max-num-queued-requests"),
+        (QueueLimits(2, 0, 5), {"prompt": [[5] * 3] * 4}, "--max-num-queued-tokens"),
+        (QueueLimits(2, 9, 5), {"prompt": [5] * 3, "n": 4}, "--max-num-queued-tokens"),
+    ],
+)
+def test_more_at_once_than_the_queue_ever_takes(
+    start: Start, queue: QueueLimits, sent: dict[str, Any], flag: str
+) -> None:
+    """Such a request was told to try again later, whenever it came."""
+    client = ScriptedClient()
+    client.ready = msgspec.structs.replace(client.ready, queue=queue)
+    server = start(client)
+    refused = server.complete(**sent)
+    assert refused.status_code == 400 and flag in refused.json()["error"]["message"], refused.text
+    if "n" in sent:
+        sent = {**sent, "n": sent["n"] - 1}
+    else:
+        sent = {**sent, "prompt": sent["prompt"][1:]}
+    assert server.complete(**sent, max_tokens=1).status_code == 200
 
 
 def test_parameters_reach_the_engine(server: Running) -> None:

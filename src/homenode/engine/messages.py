@@ -90,6 +90,21 @@ class PoolingReady(msgspec.Struct, frozen=True):
     text: TextForm = TextForm()
 
 
+class QueueLimits(msgspec.Struct, frozen=True):
+    """The requests that engines let in while they have none: `running` begin at once, behind them `waiting` may wait
+    with `waiting_tokens` tokens of prompts; 0 of either: any number.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+
+    @property
+    def most_requests(self) -> int | None:
+        """The requests that are let in together; None: any number."""
+        return self.running + self.waiting if self.waiting else None
+
+
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
     """Engine to front, once: what was loaded and what fits."""
 
@@ -107,6 +122,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     row_columns: int = 0  # of rows that prompts may have in places of embeddings; 0: they have token ids alone
     identity: ModelIdentity | None = None  # of the model that its workers have read; None: nobody says
     adapters: dict[str, AdapterChoice] = {}  # by the names under which clients ask for the model with one
+    queue: QueueLimits = QueueLimits()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):

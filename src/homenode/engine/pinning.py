@@ -12,14 +12,16 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from homenode.cpuset import format_cpu_list
 from homenode.engine.binding import EngineBinding
 from homenode.errors import HostError
 from homenode.host.bind.base.optional_calls import affinity_refusal, attempt
 from homenode.host.bind.base.syscalls import Syscalls
 from homenode.host.bind.memory.memory_map import read_memory_map
 from homenode.host.bind.memory.mempolicy_fallback import bind_memory
-from homenode.host.bind.memory.pages import move_private_pages
+from homenode.host.bind.memory.pages import OUT_OF_TIME, move_private_pages
 from homenode.host.topology.finding import Finding
+from homenode.units import format_bytes
 
 _log = logging.getLogger(__name__)
 _BRING_ALONG_S = 30.0  # some tens of MiB: a fraction of a second, or 1.5 s where a processor is emulated and has a CPU
@@ -32,8 +34,7 @@ def apply_binding(binding: EngineBinding, kernel: Syscalls | None = None) -> tup
     kernel = kernel or Syscalls()
     findings: tuple[Finding, ...] = ()
     if binding.memory_nodes:
-        findings = bind_memory(binding.memory_nodes, kernel).findings
-        _bring_along(binding.memory_nodes, kernel)
+        findings = (*bind_memory(binding.memory_nodes, kernel).findings, *_bring_along(binding.memory_nodes, kernel))
     if binding.others:
         findings += pin_process_threads(binding.others, kernel)
     return findings
@@ -62,14 +63,22 @@ def move_process_threads(cpus: tuple[int, ...]) -> None:
         _log.warning("%s", finding.text)
 
 
-def _bring_along(nodes: tuple[int, ...], kernel: Syscalls) -> None:
+def _bring_along(nodes: tuple[int, ...], kernel: Syscalls) -> tuple[Finding, ...]:
     """Move what the interpreter and its libraries have taken before. What the kernel does not let us move is little,
-    and works where it is.
+    and works where it is; a finding tells of what there was no time for.
     """
     with suppress(HostError):
         memory = read_memory_map(os.getpid())
         if memory is not None:
-            move_private_pages(os.getpid(), memory, nodes, kernel, deadline_s=_BRING_ALONG_S)
+            moves = move_private_pages(os.getpid(), memory, nodes, kernel, deadline_s=_BRING_ALONG_S)
+            if moves.stopped == OUT_OF_TIME:
+                message = (
+                    f"{format_bytes(moves.moved)} of {format_bytes(moves.wanted)} that this process had taken before "
+                    f"it was bound were moved to nodes {format_cpu_list(nodes)} within {_BRING_ALONG_S:g} s; the rest "
+                    "stays where it is"
+                )
+                return (Finding("warning", "memory_left_behind", message, "Start it again when the host is less busy"),)
+    return ()
 
 
 def _read_back(planned: tuple[int, ...], kernel: Syscalls) -> tuple[Finding, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from homenode.engine.binding import EngineBinding
-from homenode.engine.messages import DiskStats, EngineReady, EngineStats
+from homenode.engine.messages import DiskStats, EngineReady, EngineStats, QueueLimits
 from homenode.transfer import scheduler_events
 from homenode.units import format_count
 
@@ -78,6 +78,7 @@ def all_ready(parts: Sequence[EngineReady], bindings: Sequence[EngineBinding]) -
         first,
         max_model_len=min(part.max_model_len for part in parts),
         num_blocks=sum(part.num_blocks for part in parts),
+        queue=QueueLimits(*map(sum, zip(*(msgspec.structs.astuple(part.queue) for part in parts), strict=True))),
         details={
             **first.details,
             "engines": len(parts),

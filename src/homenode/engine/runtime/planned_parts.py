@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from homenode.engine.kv.block_source import BlockSource
 from homenode.engine.memory.state_sizing import state_bytes
-from homenode.engine.messages import EngineReady
+from homenode.engine.messages import EngineReady, QueueLimits
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.pooling import pooling_ready
 from homenode.engine.request import AdapterChoice
@@ -18,6 +18,7 @@ from homenode.engine.scheduler.drafts.draft_choice import DraftChoice
 from homenode.engine.scheduler.drafts.drafter import Drafter
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler.steps.step_costs import StepCosts
+from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import WorkerLimits
 from homenode.model.checkpoint.index import adapters_of, mmproj_of
 from homenode.model.facts import model_facts
@@ -60,6 +61,11 @@ def make_scheduler(
     )
 
 
+def queue_limits(config: SchedulerConfig) -> QueueLimits:
+    """Return what the front is told of whom the engine lets in."""
+    return QueueLimits(config.max_num_seqs, config.max_num_queued_requests, config.max_num_queued_tokens)
+
+
 def ready_message(
     plan: EnginePlan, limits: WorkerLimits, seconds: float, notes: Sequence[str], **details: object
 ) -> EngineReady:
@@ -76,6 +82,7 @@ def ready_message(
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_num_seqs=config.scheduler.max_num_seqs,
         chunked_prefill=config.scheduler.enable_chunked_prefill,
+        queue=queue_limits(config.scheduler),
         sampling_defaults=dict(spec.generation),
         details={
             "architecture": spec.architecture,

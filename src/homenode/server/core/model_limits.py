@@ -14,7 +14,8 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """The largest limits among some models, and what at least one of them can do. `vector_width`: elements of its
+    """The largest limits among some models, and what at least one of them can do. `most_sequences`: prompts times n of
+    a request that generates; `most_texts`: of one that makes vectors, which the engine gets in turns. `vector_width`: elements of its
     vectors, None where none makes any. `takes_empty_text`: an empty text has a token, the one that begins a text.
     `kv_roles`: parts in handing KV over.
     """
@@ -24,6 +25,7 @@ class ModelLimits:
     max_model_len: int
     most_prompt_tokens: int
     most_sequences: int
+    most_texts: int
     vector_width: int | None
     takes_empty_text: bool
     fills_middle: bool
@@ -45,6 +47,7 @@ class ModelLimits:
             max_model_len=_MOST,
             most_prompt_tokens=_MOST,
             most_sequences=_MOST,
+            most_texts=_MOST,
             vector_width=_MOST,
             takes_empty_text=True,
             fills_middle=True,
@@ -63,7 +66,8 @@ class ModelLimits:
             vocab_size=max(model.ready.vocab_size for model in models),
             max_model_len=max(model.ready.max_model_len for model in models),
             most_prompt_tokens=max(map(most_prompt_tokens, models)),
-            most_sequences=max(model.config.max_sequences_per_request for model in models),
+            most_sequences=max(model.most_sequences for model in models),
+            most_texts=max(model.config.max_sequences_per_request for model in models),
             vector_width=max(
                 (each.width for model in models if (each := model.ready.pooling) is not None), default=None
             ),

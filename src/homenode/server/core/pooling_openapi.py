@@ -24,7 +24,7 @@ def tighten_input(schema: dict[str, Any], limits: ModelLimits, *, optional: bool
         text = {"type": "string", "minLength": shortest}
         token = {"type": "integer", "minimum": 0, "maximum": limits.vocab_size - 1}
         ids = {"type": "array", "items": token, "minItems": 1, "maxItems": limits.most_prompt_tokens}
-        most = limits.most_sequences
+        most = limits.most_texts
         several = ({"type": "array", "items": each, "minItems": 1, "maxItems": most} for each in (text, ids))
         return {"anyOf": [text, ids, *several, *([{"type": "null"}] if optional else [])]}
 

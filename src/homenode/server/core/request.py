@@ -70,15 +70,12 @@ def check_limits(model: ServedModel, num_prompts: int, sampling: SamplingParams)
             "/v1/score or /v1/rerank"
         )
         raise ApiError(400, text, param="model", code="unsupported_model")
-    count, most = num_prompts * sampling.n, model.config.max_sequences_per_request
+    count, most = num_prompts * sampling.n, model.most_sequences
     if count > most:
-        raise ApiError(
-            400,
-            f"`prompt` and `n` ask for {format_count(count, 'sequence')}; at most {most} are taken "
-            "(--max-sequences-per-request)",
-            param="n",
-            code="invalid_value",
-        )
+        own = most == model.config.max_sequences_per_request
+        flags = "--max-sequences-per-request" if own else "--max-num-seqs and --max-num-queued-requests"
+        text = f"`prompt` and `n` ask for {format_count(count, 'sequence')}; at most {most} are taken ({flags})"
+        raise ApiError(400, text, param="n", code="invalid_value")
     for param, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
         if ids and max(ids) >= model.ready.vocab_size:
             raise ApiError(
@@ -99,6 +96,7 @@ async def begin(asked_model: AskedModel, request: GenerationRequest) -> Generati
     tokens = sum(len(prompt.ids) for prompt in request.prompts)
     check_prompt_tokens(tokens, "prompt", request.sampling.n)
     rank = caller().rank(request.service_tier, request.priority)
+    _check_waiting_tokens(model, request)
     caller().take_prompt(tokens)
     if request.sampling.bad_words or request.sampling.dry_multiplier:
         rules, sampling = model.token_rules, request.sampling
@@ -114,6 +112,23 @@ async def begin(asked_model: AskedModel, request: GenerationRequest) -> Generati
         sequences += _sequences(asked_model, request, rank, prompt, echo, kv, first_index=len(sequences))
     kv_result = kv.result if kv else None
     return Generation(asked_model, sequences, request.sampling.logprobs or 0, request.token_ids, kv_result, rank.tier)
+
+
+def _check_waiting_tokens(model: ServedModel, request: GenerationRequest) -> None:
+    """Raises ApiError 400 for sequences of which so many tokens would have to wait for the first to end that the queue
+    never takes them, however little else there is to do.
+    """
+    queue, n = model.ready.queue, request.sampling.n
+    if not queue.waiting_tokens or len(request.prompts) * n <= queue.running:
+        return
+    lengths = [len(prompt.ids) for prompt in request.prompts for _ in range(n)]
+    if (waiting := sum(lengths[queue.running :])) > queue.waiting_tokens:
+        text = (
+            f"`prompt` and `n` ask for {format_count(len(lengths), 'sequence')}. Behind the first {queue.running} "
+            f"{format_count(waiting, 'prompt token')} would wait; at most {queue.waiting_tokens} may "
+            "(--max-num-queued-tokens)"
+        )
+        raise ApiError(400, text, param="n", code="invalid_value")
 
 
 def _with_logprobs_of(request: GenerationRequest, tokens: tuple[int, ...]) -> GenerationRequest:

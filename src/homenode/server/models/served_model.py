@@ -97,6 +97,12 @@ class ServedModel:
         """
         return self.ready.sampling_defaults if self.config.generation_config == "auto" else {}
 
+    @property
+    def most_sequences(self) -> int:
+        """The most sequences that one request may ask for: no more than its engine lets in at once."""
+        own = self.config.max_sequences_per_request
+        return min(own, self.ready.queue.most_requests or own)
+
     @cached_property
     def token_rules(self) -> TokenRules:
         """The rules that sampling parameters make of texts, over this vocabulary."""

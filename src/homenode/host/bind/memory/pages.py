@@ -24,6 +24,7 @@ BATCH = 1024  # pages a call: 4 MiB of small pages, during which their users may
 _MOST_BYTES = 64 << 20  # a call, where pages are huge
 _LARGEST_SMALL = 64 << 10  # bytes: pages of a kernel are 4, 16 or 64 KiB small
 _ENTRY_BYTES = 8  # of a page table, which fills one page: what one such table maps is the largest transparent huge page
+OUT_OF_TIME = "out of time"  # why moving pages was stopped at its deadline
 Progress = Callable[[int, int], None]  # bytes looked after so far, bytes to look after
 
 _REASONS = {
@@ -179,7 +180,7 @@ class _Mover:
         try:
             for batch in self._batches(walks):
                 if time.monotonic() > self._end:
-                    self._moves.stopped = "out of time"
+                    self._moves.stopped = OUT_OF_TIME
                     return
                 if not batch.walk.is_over:
                     self._move_batch(batch)
