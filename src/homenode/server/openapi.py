@@ -95,8 +95,16 @@ def document(state: ServerState, apis: Sequence[Api]) -> dict[str, Any]:
     if state.config.root_path:
         text["servers"] = [{"url": state.config.root_path}]
     if state.config.asks_keys:
-        text["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        require_key(text)
     return text
+
+
+def require_key(document: dict[str, Any]) -> None:
+    """Say of a document that all but probes take an API key."""
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    for path, operations in document["paths"].items():
+        for operation in operations.values() if path not in OPEN_PATHS else ():
+            operation["security"] = [{"key": []}]
 
 
 def _documented(operation: Operation, state: ServerState) -> bool:
@@ -128,8 +136,6 @@ def _operation(operation: Operation, error_body: type, refs: _Refs, state: Serve
     parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()]
     if parameters:
         entry["parameters"] = parameters
-    if state.config.asks_keys and operation.path not in OPEN_PATHS:
-        entry["security"] = [{"key": []}]
     return entry
 
 

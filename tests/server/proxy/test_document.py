@@ -12,7 +12,7 @@ from homenode.server.proxy.config import ProxyConfig
 from homenode.server.proxy.health import ProxyHealth
 from homenode.server.proxy.overview import ProxyOverview
 from homenode.server.proxy.run import bind, serve
-from tests.server.conftest import Running
+from tests.server.conftest import Running, Start
 from tests.server.proxy.scripted import Asked, Behaviour, Connection, Scripted, prefiller, run, stage
 from tests.server.test_openapi import fuzz, references
 
@@ -54,6 +54,37 @@ def test_the_document_is_that_of_the_proxy(server: Running) -> None:
             counted = schemas[counted["application/json"]["schema"]["$ref"].rpartition("/")[2]]["properties"]
             assert counted["kv_transfer_params"] != {"type": "null"}, "nothing is handed over, it is passed on as it is"
             assert {"502", "503", "504"} <= document["paths"]["/v1/chat/completions"]["post"]["responses"].keys()
+
+            for path, failures in (("/load", set()), ("/readyz", {"503"}), ("/health", {"503"}), ("/", {"502", "503"})):
+                told_of = document["paths"][path]["get"]["responses"].keys()
+                assert told_of & {"502", "503"} == failures, path
+
+    run(test)
+
+
+@pytest.mark.parametrize("of_server", [(), ("secret",)], ids=["open server", "server with a key"])
+@pytest.mark.parametrize(
+    "of_proxy", [{}, {"api_key": ("front",)}, {"upstream_api_key": "secret"}], ids=["neither", "asks", "brings"]
+)
+def test_who_has_to_bring_a_key(start: Start, of_server: tuple[str, ...], of_proxy: dict[str, Any]) -> None:
+    """The key that the document asks for is the one without which a request is refused."""
+    server = start(api_key=of_server)
+    told = server.http.get("/openapi.json", headers={"x-api-key": "secret"}).json()
+
+    async def test() -> None:
+        async with stage([], [telling(told)], **of_proxy) as on:
+            headers = {"x-api-key": "front"} if "api_key" in of_proxy else {}
+            document = (await on.http.get("/openapi.json", headers=headers)).json()
+            asks = "api_key" in of_proxy
+            passes = bool(of_server) and not of_proxy
+            wanted = {"/overview": asks, "/health": False, "/livez": False, "/v1/models": asks or passes}
+            for path, is_wanted in wanted.items():
+                operation = document["paths"][path]["get"]
+                assert ("security" in operation) == is_wanted, path
+                if not passes:  # the scripted server asks for no key
+                    assert ((await on.http.get(path)).status_code == 401) == is_wanted, path
+                    assert ("401" in operation["responses"]) == is_wanted, path
+            assert ("securitySchemes" in document["components"]) == (asks or passes)
 
     run(test)
 

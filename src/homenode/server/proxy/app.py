@@ -76,7 +76,7 @@ _OF_A_STORED_RESPONSE = (  # what the decode server answers that keeps it
 
 def create_app(state: ProxyState) -> HttpApplication:
     """The application over a proxy's state."""
-    routes = [
+    own = [
         Route("/health", Endpoint(state, health), methods=["GET"]),
         Route("/livez", Endpoint(state, _livez), methods=["GET"]),
         Route("/readyz", Endpoint(state, _readyz), methods=["GET"]),
@@ -84,25 +84,27 @@ def create_app(state: ProxyState) -> HttpApplication:
         Route("/load", Endpoint(state, _load), methods=["GET"]),
         Route("/version", Endpoint(state, _version), methods=["GET"]),
         Route("/metrics", Endpoint(state, _metrics), methods=["GET"]),
-        Route("/", Endpoint(state, _root), methods=["GET"]),
         Route("/overview", Endpoint(state, ProxyOverviewWork().answer), methods=["GET"]),
+    ]
+    others = [
+        Route("/", Endpoint(state, _root), methods=["GET"]),
         Route("/v1/models", Endpoint(state, passed_models, admits=True), methods=["GET"]),
     ]
     forwarded = [
         (Route(path, _ForwardedEndpoint(state, api), methods=["POST"]), api) for path, api in _FORWARDED.items()
     ]
-    routes += [route for route, _ in forwarded]
-    routes += [
+    others += [route for route, _ in forwarded]
+    others += [
         Route(path, Endpoint(state, passed, admits=True), methods=[method]) for method, path in _ASKED_OF_A_DECODER
     ]
-    routes += [
+    others += [
         Route(path, Endpoint(state, passed_to_holder, admits=True), methods=[method])
         for method, path in _OF_A_STORED_RESPONSE
     ]
-    document = ProxyDocument(routes, _FORWARDED)
-    routes.append(Route("/openapi.json", Endpoint(state, document.answer, admits=True), methods=["GET"]))
+    document = ProxyDocument(own, others, _FORWARDED)
+    others.append(Route("/openapi.json", Endpoint(state, document.answer, admits=True), methods=["GET"]))
     shapes = [(route, api.error_shape) for route, api in forwarded if api.error_shape is not None]
-    routes += page_routes(state, state.config)
+    routes = [*own, *others, *page_routes(state, state.config)]
     traced = {*_FORWARDED, *(path for method, path in _ASKED_OF_A_DECODER if method == "POST")}
     opens = is_open if state.config.ui else is_reference
     return HttpApplication(
