@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from homenode.cli.main import cli
 
-KEY = "secret"
+KEY = "ключ"  # a key may have any letters
 
 
 class Answering(BaseHTTPRequestHandler):
@@ -40,7 +40,7 @@ class Answering(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.headers.get("Authorization") != f"Bearer {KEY}":
+        if self.headers.get("Authorization", "").encode("latin-1") != f"Bearer {KEY}".encode():
             self._answer(401, {"error": {"message": "the API key is missing or wrong"}})
         elif self.path == "/models/reload":
             self._answer(200, {"success": True, "added": ["new"], "changed": [], "removed": []})

@@ -103,7 +103,7 @@ def strict_server(known: set[str], usage: bool) -> tuple[str, list[dict[str, obj
 
     def answer(connection: socket.socket) -> None:
         head, _, body = connection.recv(1 << 16).partition(b"\r\n\r\n")
-        assert head.startswith(b"POST /openai/v1/completions ") and b"Authorization: Bearer sk-1" in head
+        assert head.startswith(b"POST /openai/v1/completions ") and "authorization: Bearer sk-é鍵".encode() in head
         fields = json.loads(body)
         asked.append(fields)
         unknown = min(fields.keys() - known, default=None)
@@ -134,7 +134,7 @@ def test_another_programs_server_is_measured(usage: bool, tmp_path: Path, capsys
     known = {"prompt", "max_tokens", "temperature", "stream", "model", *(["stream_options"] if usage else [])}
     url, asked, join = strict_server(known, usage)
     page = tmp_path / "report.html"
-    words = ["--clients", "1", "--prompt-tokens", "3", "--gen-tokens", "9", "--model", "m", "--api-key", "sk-1"]
+    words = ["--clients", "1", "--prompt-tokens", "3", "--gen-tokens", "9", "--model", "m", "--api-key", "sk-é鍵"]
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["bench", "serve", url, *words, "--html", str(page), "--json"])
     join()

@@ -96,7 +96,8 @@ def test_requests_at_once(start: Start, tmp_path: Path) -> None:
     body = {"prompt": "hi", "max_tokens": 200, "stream": True, "ignore_eos": True}
     with server.http.stream("POST", "/v1/completions", json=body, headers=headers) as stream:
         assert stream.status_code == 200
-        next(stream.iter_lines())
+        lines = stream.iter_lines()  # which ends the connection when nothing holds it any more
+        next(lines)
         with httpx.Client(base_url=server.url, timeout=20) as other:
             refused = other.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1}, headers=headers)
         assert refused.status_code == 429 and "concurrent_requests" in refused.json()["error"]["message"]

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from homenode.errors import HostError, PeerError, UserError
+from homenode.server.keys.key_headers import header_with
 
 _EVENT = b"data: "
 _DONE = b"data: [DONE]"
@@ -155,12 +156,11 @@ def _request(server: _ServerAddress, load: ClientLoad, prompt: list[int]) -> byt
         body["model"] = load.model
     text = msgspec.json.encode({name: value for name, value in body.items() if name not in load.left_out})
     host = f"[{server.host}]" if ":" in server.host else server.host
-    key = "" if load.api_key is None else f"Authorization: Bearer {load.api_key}\r\n"
-    head = (
-        f"POST {server.path}/v1/completions HTTP/1.1\r\nHost: {host}:{server.port}\r\n{key}"
-        "Content-Type: application/json\r\n"
-    )
-    return f"{head}Content-Length: {len(text)}\r\nConnection: close\r\n\r\n".encode() + text
+    given = {} if load.api_key is None else header_with(load.api_key)
+    key = "".join(f"{name}: {value}\r\n" for name, value in given.items()).encode("latin-1")
+    first = f"POST {server.path}/v1/completions HTTP/1.1\r\nHost: {host}:{server.port}\r\n".encode()
+    last = f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n".encode()
+    return first + key + last + text
 
 
 class _CompletionConnection(asyncio.Protocol):

@@ -14,6 +14,7 @@ import click
 
 from homenode.cli.output.report import json_errors, print_json, print_note, show_controls
 from homenode.errors import HostError, UserError
+from homenode.server.keys.key_headers import header_with
 from homenode.units import format_bytes
 
 _LARGEST_ANSWER = 64 << 20
@@ -33,7 +34,7 @@ class RunningServer:
         """The answer to a GET, or to a POST of `body`. UserError with what the server says where it refuses, HostError
         where none answers.
         """
-        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {self.key}"} if self.key else {})}
+        headers = {"Content-Type": "application/json", **(header_with(self.key) if self.key else {})}
         data = None if body is None else json.dumps(body).encode()
         try:
             request = urllib.request.Request(self.url.rstrip("/") + path, data, headers)

@@ -25,13 +25,13 @@ from homenode.server.http.ignored import IgnoredNames, ignored_headers
 from homenode.server.http.protocol import FROM_RESERVE
 from homenode.server.http.unknown_path import unknown_path
 from homenode.server.keys.caller import set_caller
+from homenode.server.keys.key_headers import keys_in
 from homenode.server.keys.keyring import Keyring
 from homenode.server.tracing.span import RequestTracing
 from homenode.server.tracing.trace_parent import trace_id_of
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 INSIDE = "homenode.caller"  # in the scope of a request that the server makes itself: for whom
-KEY_HEADERS = ("authorization", "x-api-key")  # where clients put their key
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/ping"})  # probes have no key
 
 
@@ -157,7 +157,7 @@ class HttpApplication:
             return
         if not self._keys.asked or path in OPEN_PATHS or self._is_open(request):
             return
-        who = self._keys.caller_of(_given_keys(request))
+        who = self._keys.caller_of(keys_in(request.headers))
         if who is None:
             message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
@@ -171,14 +171,6 @@ def _check_connection(path: str, request: Request) -> None:
     if getattr(request.state, FROM_RESERVE, False) and path not in OPEN_PATHS:
         message = "the server has as many connections as its limit of open files allows"
         raise ApiError(503, message, code="overloaded", retry_after_s=1)
-
-
-def _given_keys(request: Request) -> list[str]:
-    """The keys a request brings, in either of the two headers that clients use; empty ones are none."""
-    kind, _, bearer = request.headers.get("authorization", "").partition(" ")
-    given = [bearer if kind.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
-    bare = (key.strip(" \t") for key in given)
-    return [key.encode("latin-1").decode("utf-8", "surrogateescape") for key in bare if key]  # as keys are configured
 
 
 def _failure(error: Exception, request_id: str) -> ApiError:

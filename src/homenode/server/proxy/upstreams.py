@@ -16,7 +16,7 @@ import httpx
 from starlette.requests import Request
 
 from homenode.server.http.failures import ApiError
-from homenode.server.http.middleware import KEY_HEADERS
+from homenode.server.keys.key_headers import KEY_HEADERS, header_with
 from homenode.server.keys.told_usage import USAGE_HEADER
 from homenode.server.proxy.config import ProxyConfig
 from homenode.server.tracing.span import RequestSpan, current_span
@@ -59,8 +59,7 @@ class Upstream:
 
     def __init__(self, url: str, config: ProxyConfig) -> None:
         self.url = url
-        key = config.upstream_api_key
-        self._key = None if key is None else key.encode("utf-8", "surrogateescape").decode("latin-1")  # as in a header
+        self._key = config.upstream_api_key
         self._client = httpx.AsyncClient(
             base_url=url,
             verify=_public_keys() if config.peer_keys is None else _keys_of(config.peer_keys),
@@ -86,7 +85,7 @@ class Upstream:
     def credentials(self, given: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
         """The key for this server, else those among a client's headers `given` that hold its own."""
         if self._key is not None:
-            return {"authorization": f"Bearer {self._key}"}
+            return header_with(self._key)
         return {name: given[name] for name in KEY_HEADERS if name in given}
 
     async def send(
