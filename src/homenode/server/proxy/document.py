@@ -61,9 +61,10 @@ class ProxyDocument:
         refs, own = msgspec.json.schema_components(_OWN.values(), ref_template=_REFS)
         answers = dict(zip(_OWN, refs, strict=True))
         schemas |= {_PREFIX + name: schema for name, schema in own.items()}
-        paths, own, passed_on = {}, _operations(self._own), _operations(self._passed)
+        paths, passed_on = {}, _operations(self._passed)
+        here = passed_on | _operations(self._own)
         for path, operations in document["paths"].items():
-            paths[path] = {method: each for method, each in operations.items() if (method, path) in own | passed_on}
+            paths[path] = {method: each for method, each in operations.items() if (method, path) in here}
             for method, operation in paths[path].items():
                 if (method, path) in passed_on:
                     _set_failures(operation)
