@@ -15,9 +15,9 @@ _MOST = 2**31 - 1
 @dataclass(frozen=True)
 class ModelLimits:
     """The largest limits among some models, and what at least one of them can do. `most_sequences`: prompts times n of
-    a request that generates; `most_texts`: of one that makes vectors, which the engine gets in turns. `vector_width`: elements of its
-    vectors, None where none makes any. `takes_empty_text`: an empty text has a token, the one that begins a text.
-    `kv_roles`: parts in handing KV over.
+    a request that generates; `most_texts`: of one that makes vectors, which the engine gets in turns. `vector_width`:
+    elements of its vectors, None where none makes any. `takes_empty_text`: an empty text has a token, the one that
+    begins a text. `kv_roles`: parts in handing KV over.
     """
 
     names: tuple[str, ...]

@@ -233,7 +233,7 @@ class ModelEngines:
 def failed_error(kept: KeptModel, wait_s: float) -> ApiError:
     """Return the answer of a model that cannot be loaded. `wait_s`: until the next try."""
     text = f"the model `{kept.name}` cannot be loaded: {kept.reason}"
-    return ApiError(503, text, param="model", code="modelfailed_error", retry_after_s=max(1.0, wait_s))
+    return ApiError(503, text, param="model", code="model_failed", retry_after_s=max(1.0, wait_s))
 
 
 def _task(work: Coroutine[object, object, None]) -> asyncio.Task[None]:
