@@ -62,8 +62,8 @@ class SpeculationConfig:
     speculative: str = option(
         "auto",
         "Who drafts tokens, which are verified in the same step and change no answer: ngram (what followed the last "
-        "tokens before), draft (--speculative-model), mtp (the model's own heads). auto: whoever is there, where it "
-        "pays.",
+        "tokens before, in this text or in earlier answers), draft (--speculative-model), mtp (the model's own heads). "
+        "auto: whoever is there, where it pays.",
         choices=METHODS,
     )
     speculative_model: str | None = option(
