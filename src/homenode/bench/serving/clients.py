@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from homenode.errors import HostError, PeerError, UserError
-from homenode.server.keys.key_headers import header_with
+from homenode.net.api_keys import header_with
 
 _EVENT = b"data: "
 _DONE = b"data: [DONE]"

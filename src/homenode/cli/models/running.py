@@ -14,7 +14,7 @@ import click
 
 from homenode.cli.output.report import json_errors, print_json, print_note, show_controls
 from homenode.errors import HostError, UserError
-from homenode.server.keys.key_headers import header_with
+from homenode.net.api_keys import header_with
 from homenode.units import format_bytes
 
 _LARGEST_ANSWER = 64 << 20

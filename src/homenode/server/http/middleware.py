@@ -16,6 +16,7 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from homenode.logs.request_mark import RequestMark, reset_request_mark, set_request_mark
+from homenode.net.api_keys import keys_in
 from homenode.server.doors.origins import AllowedOrigins
 from homenode.server.doors.root_path import strip_root_path
 from homenode.server.http.config import HttpConfig
@@ -25,7 +26,6 @@ from homenode.server.http.ignored import IgnoredNames, ignored_headers
 from homenode.server.http.protocol import FROM_RESERVE
 from homenode.server.http.unknown_path import unknown_path
 from homenode.server.keys.caller import set_caller
-from homenode.server.keys.key_headers import keys_in
 from homenode.server.keys.keyring import Keyring
 from homenode.server.tracing.span import RequestTracing
 from homenode.server.tracing.trace_parent import trace_id_of

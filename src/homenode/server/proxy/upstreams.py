@@ -15,8 +15,8 @@ from urllib.parse import quote
 import httpx
 from starlette.requests import Request
 
+from homenode.net.api_keys import KEY_HEADERS, header_with
 from homenode.server.http.failures import ApiError
-from homenode.server.keys.key_headers import KEY_HEADERS, header_with
 from homenode.server.keys.told_usage import USAGE_HEADER
 from homenode.server.proxy.config import ProxyConfig
 from homenode.server.tracing.span import RequestSpan, current_span
