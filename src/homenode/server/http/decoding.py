@@ -8,6 +8,7 @@ import codecs
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -44,14 +45,14 @@ def decode_as(kind: type[T], hints: FieldHints) -> BodyDecoder[T]:
     """A decoder of JSON bodies to the msgspec type `kind`. Where its structs forbid unknown fields, at every depth,
     such fields of a body are left out and told, but for those that `hints` refuses. The decoder raises ApiError 400.
     """
-    decoder = msgspec.json.Decoder(kind)
+    decoder = cache(lambda: msgspec.json.Decoder(kind))  # with the first body: few of all kinds ever come
     known = KnownFields(kind)
 
     def decode(body: bytes, unknown: list[UnknownField]) -> T:
         body = body.removeprefix(codecs.BOM_UTF8)  # which some editors write before a text
         try:
             try:
-                return decoder.decode(body)
+                return decoder().decode(body)
             except msgspec.ValidationError as error:
                 if not _UNKNOWN.match(str(error)) and _A_FLOAT not in str(error):
                     raise

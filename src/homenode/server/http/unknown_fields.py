@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from msgspec import inspect
@@ -26,8 +27,13 @@ class KnownFields:
     """The fields of a msgspec type, and of the types within it that forbid unknown fields; others take what comes."""
 
     def __init__(self, kind: Any) -> None:
+        self._kind = kind
         self._structs: dict[type, _Walk] = {}
-        self._walk = self._walk_of(inspect.type_info(kind))
+
+    @cached_property
+    def _walk(self) -> _Walk | None:
+        # When the first body has such a field: of all APIs together it would be a tenth of a server's start.
+        return self._walk_of(inspect.type_info(self._kind))
 
     def strip(self, value: Any) -> tuple[Any, list[UnknownField]]:
         """`value`, as JSON decodes, without unknown fields; and the first hundred of those that are not null, which
