@@ -21,6 +21,7 @@ from tests.waiting import PATIENCE_S, shown, wait_until
 
 BUILTIN = Path(homenode.__file__).parent / "builtin" / "model.safetensors"
 _READY = re.compile(rb"ready (https?://\S+)")
+_CRASH = re.compile(rb"^Fatal Python error.*?\n\n.*?\n\n", re.MULTILINE | re.DOTALL)  # and the thread that crashed
 
 
 class LiveServer:
@@ -45,7 +46,7 @@ class LiveServer:
         self._reader.start()
         if not self._ready.wait(PATIENCE_S) or not self.url:
             self.close()
-            raise AssertionError(f"the server was not ready: {b''.join(self.log).decode()[-3000:]}")
+            raise AssertionError(f"the server was not ready: {self.log_end()}")
 
     @classmethod
     def start_after(cls, delay_s: float, *flags: str) -> LiveServer:
@@ -90,6 +91,14 @@ class LiveServer:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
                 yield from map(int, (task / "children").read_text().split())
 
+    def log_end(self) -> str:
+        """Return the end of its log, and before it the beginning of each dump that a crash has left: the thread that
+        crashed comes first there, and a dump of many threads is longer than what is shown.
+        """
+        log = b"".join(self.log)
+        before = [found[0] for found in _CRASH.finditer(log) if found.start() < len(log) - 3000]
+        return b"\n".join([*before, log[-3000:]]).decode(errors="replace")
+
     def wait_for(self, holds: Callable[[], object]) -> None:
         """Return once it holds, asked again and again. An error of the connection, as of a front that was just killed,
         is as if it did not; it is an error that the server ends meanwhile.
@@ -97,12 +106,12 @@ class LiveServer:
 
         def looks() -> bool:
             code = self.process.poll()
-            assert code is None, f"the server ended with {code}: {b''.join(self.log).decode()[-3000:]}"
+            assert code is None, f"the server ended with {code}: {self.log_end()}"
             with contextlib.suppress(httpx.TransportError):
                 return bool(holds())
             return False
 
-        wait_until(looks, lambda: f"{shown(holds)}\n{b''.join(self.log).decode()[-3000:]}", 4 * PATIENCE_S, 0.05)
+        wait_until(looks, lambda: f"{shown(holds)}\n{self.log_end()}", 4 * PATIENCE_S, 0.05)
 
     def close(self) -> int:
         """SIGTERM, as an operator ends it; the exit code, -9 when it had to be killed."""

@@ -36,7 +36,7 @@ def live_server() -> Iterator[LiveServer]:
         pytest.skip("needs the built-in model or the data folder ../shared/data, and this clone has neither")
     server = LiveServer("--max-num-queued-requests", "0")
     yield server
-    assert server.close() == 0, b"".join(server.log).decode()[-3000:]
+    assert server.close() == 0, server.log_end()
     assert b"Traceback" not in b"".join(server.log), b"".join(server.log).decode()[-6000:]
 
 

@@ -210,7 +210,7 @@ def test_several_engines_of_two_ranks_on_two_hosts(two_hosts: Any) -> None:
         assert texts == [entry["greedy_ids"][:100] for entry in entries]
         assert [engine for engine, tokens in served if int(tokens)] == ["0", "1"], "both engines have served"
     finally:
-        assert server.close() == 0, b"".join(server.log).decode()[-3000:]
+        assert server.close() == 0, server.log_end()
 
 
 def _lose_in_the_middle(

@@ -84,7 +84,7 @@ def small_server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
     memory = {"auto": "4MiB", "int8": "2MiB"}[request.param]
     server = LiveServer(*FLAGS, "--kv-cache-dtype", request.param, "--kv-cache-memory", memory)
     yield server
-    assert server.close() == 0, b"".join(server.log).decode()[-3000:]
+    assert server.close() == 0, server.log_end()
     assert b"Traceback" not in b"".join(server.log), b"".join(server.log).decode()[-6000:]
 
 

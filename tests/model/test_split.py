@@ -185,18 +185,18 @@ def name(how: PartitionSpec) -> str:
     return f"stages{how.stages}-ranks{how.ranks}{whole}"
 
 
-# Uneven ranks, and a stage for each layer of two ranks each: every family. The others find faults of cutting as such.
+# A stage for each layer, of uneven ranks: every family. The others find faults of cutting as such.
 SPLITS = [
-    PartitionSpec(ranks=3),
-    PartitionSpec(stages=3, ranks=2),
+    PartitionSpec(stages=3, ranks=3),
 ]
 MORE_SPLITS = [
+    PartitionSpec(ranks=3),
+    PartitionSpec(stages=3, ranks=2),
     PartitionSpec(stages=3),
     PartitionSpec(stages=2, ranks=2, layers=(1, 2)),
     PartitionSpec(ranks=2),
     PartitionSpec(ranks=6),
     PartitionSpec(stages=2),
-    PartitionSpec(stages=3, ranks=3),
 ]
 EXPERT_SPLITS = [
     PartitionSpec(ranks=3, experts_whole=True, placement="packed"),

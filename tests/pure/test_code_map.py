@@ -189,7 +189,14 @@ def sources(top: str) -> dict[str, str]:
 
 def matching(pattern: re.Pattern[str], tops: list[str]) -> set[str]:
     """The files below these paths in which the pattern occurs."""
-    return {path for top in tops for path, text in sources(top).items() if pattern.search(text)}
+    words = re.fullmatch(r"\\b\(\?:([\w|]+)\)\\b", pattern.pattern)
+    plain = words[1].split("|") if words and not pattern.flags & re.IGNORECASE else [""]  # looked for much faster
+    return {
+        path
+        for top in tops
+        for path, text in sources(top).items()
+        if any(word in text for word in plain) and pattern.search(text)
+    }
 
 
 def test_the_overview_is_short_and_has_one_drawing() -> None:

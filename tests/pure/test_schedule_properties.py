@@ -17,7 +17,7 @@ from homenode.engine.kv.sequence import Sequence
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step
 from homenode.errors import InternalError
-from tests.examples import examples, seeds
+from tests.examples import MANY, examples, seeds
 from tests.pure.schedule_bench import BLOCK_BYTES, Bench, limits_of
 
 _STEMS = [[random.Random(7 * n).randrange(40) for _ in range(60)] for n in range(4)]  # beginnings that prompts share
@@ -255,7 +255,7 @@ def test_memory_that_comes_and_goes_changes_no_token(seed: int, faults: bool, lo
 
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize("max_preemptions", [0, 2, 8])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(2 if MANY else 1))
 def test_preemption_storm_ends_with_every_token_right(seed: int, max_preemptions: int, lookahead: int) -> None:
     """Sixty sequences that each fill most of the memory, admitted far too generously."""
     rng = random.Random(seed)
