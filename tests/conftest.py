@@ -7,10 +7,13 @@ import gc
 import os
 import shutil
 import signal
+import ssl
 import sys
 import tempfile
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import cache
+from typing import Any
 
 import pytest
 
@@ -24,6 +27,23 @@ with contextlib.suppress(ImportError):  # some guests of the lab have pytest alo
         "homenode", deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("homenode")
+
+with contextlib.suppress(ImportError):
+    import httpx
+    from httpx._transports import default as transports
+
+    def share_tls_context(make: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLContext]:
+        """Return `make` that makes the context of clients that ask for none of their own once: reading the certificates
+        of all authorities takes 35 ms of CPU time, which httpx does for every client and every call, of plain HTTP too.
+        """
+        shared = cache(make)
+
+        def made(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+            return shared() if verify is True and cert is None else make(verify, cert, trust_env)
+
+        return made
+
+    vars(transports)["create_ssl_context"] = share_tls_context(httpx.create_ssl_context)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -137,7 +137,10 @@ class LiveServer:
 def connections(pid: int, port: int) -> int:
     """Open connections to `port` that a process has."""
     inodes = {line.split()[9] for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if _is_open(line, port)}
-    mine = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    mine = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has just been closed
+            mine.append(str(entry.readlink()))
     return sum(link.startswith("socket:[") and link[8:-1] in inodes for link in mine)
 
 
