@@ -21,6 +21,7 @@ Stops = StopString | Annotated[list[StopString], Meta(max_length=MOST_STOPS)]
 ServiceTierField = Literal["auto", "default", "flex", "priority"]
 TIER_REMEDY = "give one of auto, default, flex and priority"
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+KEPT_VERBOSITY = ("medium", None)  # of the values of `verbosity`, those that ask for nothing else than there is
 
 
 class RequestFields(SettingFields, kw_only=True):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from homenode.server.core.pooling import generates
 from homenode.server.core.prompts import most_prompt_tokens
+from homenode.server.models.media import MEDIA, Taken
 from homenode.server.models.served_model import ServedModel
 
 _MOST = 2**31 - 1
@@ -17,7 +18,7 @@ class ModelLimits:
     """The largest limits among some models, and what at least one of them can do. `most_sequences`: prompts times n of
     a request that generates; `most_texts`: of one that makes vectors, which the engine gets in turns. `vector_width`:
     elements of its vectors, None where none makes any. `takes_empty_text`: an empty text has a token, the one that
-    begins a text. `kv_roles`: parts in handing KV over.
+    begins a text. `taken`: the media that one of them takes. `kv_roles`: parts in handing KV over.
     """
 
     names: tuple[str, ...]
@@ -30,7 +31,7 @@ class ModelLimits:
     takes_empty_text: bool
     fills_middle: bool
     has_thoughts: bool
-    takes_images: bool
+    taken: Taken
     kv_roles: frozenset[str]
 
     @property
@@ -52,7 +53,7 @@ class ModelLimits:
             takes_empty_text=True,
             fills_middle=True,
             has_thoughts=True,
-            takes_images=True,
+            taken=frozenset(kind for kind, medium in MEDIA.items() if medium.input is not None),
             kv_roles=frozenset(("sender", "receiver")),
         )
 
@@ -74,6 +75,6 @@ class ModelLimits:
             takes_empty_text=any(model.tokenizer.encode("") for model in models),
             fills_middle=any(model.tokenizer.fill_in_middle is not None for model in writers),
             has_thoughts=any(model.formats.of(with_tools=False).has_thoughts for model in writers),
-            takes_images=any("image" in model.taken for model in models),
+            taken=frozenset().union(*(model.taken for model in models)),
             kv_roles=frozenset(model.kv_transfer.role for model in models if model.kv_transfer is not None),
         )

@@ -4,7 +4,7 @@ instead of refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -106,11 +106,8 @@ def user_part(block: MessagesBlock, place: str, note: Note, taken: Taken) -> str
     """
     if (kind := taken_kind(block.type, taken)) is not None:
         return media_part(kind, place, block)
-    if block.type == "text":
-        return needed(block.text, place, "text")
-    if block.type == "search_result":
-        return _search_result(block)
-    if block.type == "document" and (text := _document(block)) is not None:
+    reader = USER_READERS.get(block.type)
+    if reader is not None and (text := reader(block, place)) is not None:
         return text
     if (kind := media_kind(block.type)) is not None:
         refuse_media(kind, place)
@@ -135,13 +132,8 @@ def result_content(block: MessagesBlock, place: str, note: Note, taken: Taken) -
 def _result_part(part: MessagesBlock, place: str, note: Note, taken: Taken) -> str | dict[str, Any]:
     if (kind := taken_kind(part.type, taken)) is not None:
         return media_part(kind, place, part)
-    if part.type == "text":
-        return needed(part.text, place, "text")
-    if part.type == "search_result":
-        return _search_result(part)
-    if part.type == "tool_reference":
-        return f"The tool {needed(part.tool_name, place, 'tool_name')} may be called."
-    if part.type == "document" and (text := _document(part)) is not None:
+    reader = RESULT_READERS.get(part.type)
+    if reader is not None and (text := reader(part, place)) is not None:
         return text
     if media_kind(part.type) is not None:
         return media_word(part.type, place, note)
@@ -149,7 +141,15 @@ def _result_part(part: MessagesBlock, place: str, note: Note, taken: Taken) -> s
     return ""
 
 
-def _document(block: MessagesBlock) -> str | None:
+def _text(block: MessagesBlock, place: str) -> str:
+    return needed(block.text, place, "text")
+
+
+def _tool_reference(block: MessagesBlock, place: str) -> str:
+    return f"The tool {needed(block.tool_name, place, 'tool_name')} may be called."
+
+
+def _document(block: MessagesBlock, place: str) -> str | None:
     """The text of a document with its title and context; None where it has none that can be read."""
     source = block.source
     if not isinstance(source, MessagesSource):
@@ -160,7 +160,7 @@ def _document(block: MessagesBlock) -> str | None:
     return "\n".join(part for part in (block.title, block.context, text) if part)
 
 
-def _search_result(block: MessagesBlock) -> str:
+def _search_result(block: MessagesBlock, place: str) -> str:
     content = block.content if isinstance(block.content, str | list) else None
     source = block.source if isinstance(block.source, str) else None
     return "\n".join(part for part in (block.title, source, _texts(content)) if part)
@@ -171,3 +171,11 @@ def _texts(content: MessagesContent | None) -> str | None:
         return content
     texts = [block.text for block in content]
     return None if None in texts else "\n".join(text for text in texts if text is not None)
+
+
+_Reader = Callable[[MessagesBlock, str], str | None]  # from a block and its place to its text; None: it has none
+# By the types of blocks: how a block of the user, or one of a tool's result, becomes a text. All others are left out.
+USER_READERS: dict[str, _Reader] = {"text": _text, "search_result": _search_result, "document": _document}
+RESULT_READERS: dict[str, _Reader] = {**USER_READERS, "tool_reference": _tool_reference}
+ANSWER_TYPES = ("text", "thinking", "tool_use")  # of blocks of the assistant
+TOOL_RESULT = "tool_result"

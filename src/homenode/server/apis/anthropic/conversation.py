@@ -14,7 +14,7 @@ from homenode.server.core.thought_seal import ThoughtSeal
 from homenode.server.models.media import NO_MEDIA, Taken
 
 _THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
-_CLEARS_THOUGHTS = "clear_thinking_20251015"  # which chat templates do by themselves
+CLEARS_THOUGHTS = "clear_thinking_20251015"  # an edit of the context which chat templates do by themselves
 
 
 def prompt_request(
@@ -86,5 +86,5 @@ def _note_edits(management: dict[str, Any] | None, note: Note) -> None:
     edits = (management or {}).get("edits")
     for number, edit in enumerate(edits if isinstance(edits, list) else ()):
         kind = edit.get("type") if isinstance(edit, dict) else None
-        if isinstance(kind, str) and kind != _CLEARS_THOUGHTS:
+        if isinstance(kind, str) and kind != CLEARS_THOUGHTS:
             note(kind, f"context_management.edits[{number}]")

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from homenode.server.apis.anthropic.blocks import (
+    ANSWER_TYPES,
+    TOOL_RESULT,
     MessagesBlock,
     MessagesContent,
     check_block,
@@ -126,7 +128,7 @@ class HistoryReader:
         for number, block in enumerate([] if isinstance(content, str) else content):
             where = f"{place}[{number}]"
             check_block(block, where)
-            if block.type == "tool_result":
+            if block.type == TOOL_RESULT:
                 results.append(self._result(block, where))
             elif (part := user_part(block, where, self._note, self._taken)) is not None:
                 said.append(part)
@@ -154,14 +156,14 @@ class HistoryReader:
         for number, block in enumerate(content):
             where = f"{place}[{number}]"
             check_block(block, where)
-            if block.type == "text":
+            if block.type not in ANSWER_TYPES:  # thoughts that only another server can read, tools that it runs
+                self._note(block.type, where)
+            elif block.type == "text":
                 turn.texts.append(needed(block.text, where, "text"))
             elif block.type == "thinking":
                 turn.thoughts.append(needed(block.thinking, where, "thinking") or self._sealed(block))
-            elif block.type == "tool_use":
+            else:
                 turn.calls.append(self._call(block, where))
-            else:  # thoughts that only another server can read, tools that it runs
-                self._note(block.type, where)
 
     def _sealed(self, block: MessagesBlock) -> str:
         return self._seal.open(block.signature or "") or ""

@@ -10,7 +10,7 @@ from homenode.server.apis.anthropic.request import MessagesTool, MessagesToolCho
 from homenode.server.core.media.content import Note
 from homenode.server.http.failures import ApiError
 
-_OWN_TYPES = (None, "custom", "function")
+OWN_TYPES = (None, "custom", "function")  # of tools that the client runs
 _USES = {"auto": ToolUse.AUTO, "any": ToolUse.REQUIRED, "tool": ToolUse.REQUIRED, "none": ToolUse.NONE}
 
 
@@ -20,7 +20,7 @@ def tool_offer(tools: list[MessagesTool] | None, choice: MessagesToolChoice | No
     """
     offered: dict[str, dict[str, Any]] = {}
     for number, tool in enumerate(tools or ()):
-        if tool.type not in _OWN_TYPES:
+        if tool.type not in OWN_TYPES:
             note(str(tool.type), f"tools[{number}].type")
             continue
         function = _function(tool, f"tools[{number}]")

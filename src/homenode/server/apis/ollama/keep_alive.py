@@ -5,7 +5,7 @@ for ever, 0: not at all.
 from __future__ import annotations
 
 import re
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
 from starlette.requests import Request
@@ -20,7 +20,10 @@ _NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
 _PART = re.compile(rf"({_NUMBER})(ns|us|µs|ms|s|m|h)")
 _FORM = rf"^[+-]?(?:{_NUMBER}|(?:{_NUMBER}(?:ns|us|µs|ms|s|m|h))+)$"
 
-KeepAlive: TypeAlias = float | Annotated[str, Meta(pattern=_FORM, max_length=64)]
+_LONGEST = 64
+_NOT_ZERO = "[1-9]"  # a digit of a text of that form which is not zero seconds
+
+KeepAlive: TypeAlias = float | Annotated[str, Meta(pattern=_FORM, max_length=_LONGEST)]
 
 
 def keep_alive_seconds(value: float | str | None) -> float | None:
@@ -36,6 +39,19 @@ def keep_alive_seconds(value: float | str | None) -> float | None:
 
 def _positive(seconds: float) -> float:
     return seconds if 0 <= seconds < 1e9 else float("inf")
+
+
+def kept_schema(state: ServerState) -> dict[str, Any]:
+    """The schema of the values that `keep_as_asked` tells nothing of, whatever the key of the request."""
+    schema: dict[str, Any] = {"anyOf": [{"type": "null"}], "default": None}
+    if state.models.changes and state.config.api_key_file is not None:
+        return {**schema, "description": "Or a time, of a key that may load and unload models."}
+    text = {"type": "string", "pattern": _FORM, "maxLength": _LONGEST}
+    number: dict[str, Any] = {"type": "number"}
+    if not state.models.changes:
+        text, number = {**text, "allOf": [{"pattern": _NOT_ZERO}]}, {**number, "not": {"const": 0}}
+    schema["anyOf"] += [number, text]
+    return schema
 
 
 def keep_as_asked(state: ServerState, request: Request, model: ServedModel, value: float | str | None) -> None:

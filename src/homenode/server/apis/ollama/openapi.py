@@ -7,7 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 from homenode.server.apis.ollama.embed import OllamaEmbeddingsRequest, OllamaEmbedRequest
+from homenode.server.apis.ollama.keep_alive import kept_schema
 from homenode.server.apis.ollama.names import tagged
+from homenode.server.apis.ollama.options import IDLE_OPTIONS, OllamaOptions
 from homenode.server.apis.ollama.request import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -27,7 +29,7 @@ def tighten(components: dict[str, Any], state: ServerState) -> None:
     for kind in (OllamaChatRequest, OllamaGenerateRequest):
         _tighten_asked(components[kind.__name__], names, thinks=state.limits.has_thoughts)
     _tighten_generate(components[OllamaGenerateRequest.__name__], state)
-    if not state.limits.takes_images:
+    if "image" not in state.limits.taken:
         for name in (OllamaMessage.__name__, OllamaGenerateRequest.__name__):
             components[name]["properties"]["images"] = _NONE
     for name in (OllamaEmbedRequest.__name__, OllamaEmbeddingsRequest.__name__):
@@ -35,10 +37,22 @@ def tighten(components: dict[str, Any], state: ServerState) -> None:
     if state.limits.vector_width is not None:
         dimensions = components[OllamaEmbedRequest.__name__]["properties"]["dimensions"]
         dimensions["anyOf"][0]["maximum"] = state.limits.vector_width
+    if state.config.strict_requests:
+        _tighten_known(components, state)
     show = components[OllamaShowRequest.__name__]
     either: dict[str, Any] = {"enum": names}
     show["properties"] |= {name: {"anyOf": [either, {"type": "null"}], "default": None} for name in ("model", "name")}
     show["anyOf"] = [{"required": [name], "properties": {name: either}} for name in ("model", "name")]
+
+
+def _tighten_known(components: dict[str, Any], state: ServerState) -> None:
+    """Say what has an effect, as --strict-requests refuses what has none."""
+    options = components[OllamaOptions.__name__]["properties"]
+    options |= {name: {"enum": list(idle), "default": None} for name, idle in IDLE_OPTIONS.items()}
+    options["num_ctx"]["anyOf"][0]["maximum"] = state.limits.max_model_len
+    for kind in (OllamaChatRequest, OllamaGenerateRequest, OllamaEmbedRequest, OllamaEmbeddingsRequest):
+        components[kind.__name__]["properties"]["keep_alive"] = kept_schema(state)
+    components[OllamaGenerateRequest.__name__]["allOf"].append(_not_beside("suffix", "system"))
 
 
 def _tighten_generate(schema: dict[str, Any], state: ServerState) -> None:
@@ -47,9 +61,14 @@ def _tighten_generate(schema: dict[str, Any], state: ServerState) -> None:
     if not state.limits.fills_middle:
         fields["suffix"] = _EMPTY
     for own, others in (("raw", ("template", "system", "context")), ("suffix", ("template", "context"))):
-        without = {"properties": {own: {"enum": [False, None, ""]}}}
-        alone: dict[str, Any] = {"properties": {name: {"enum": [None, "", []]} for name in others}}
-        schema["allOf"].append({"anyOf": [without, alone]})
+        schema["allOf"].append(_not_beside(own, *others))
+
+
+def _not_beside(own: str, *others: str) -> dict[str, Any]:
+    """One field says nothing, or the others do not."""
+    without = {"properties": {own: {"enum": [False, None, ""]}}}
+    alone: dict[str, Any] = {"properties": {name: {"enum": [None, "", []]} for name in others}}
+    return {"anyOf": [without, alone]}
 
 
 def _tighten_asked(schema: dict[str, Any], names: list[str], *, thinks: bool) -> None:

@@ -24,6 +24,11 @@ _LOADING = (
 # Samplers that Ollama has and this server may not have, and the values at which they change nothing.
 _SAMPLERS = {"tfs_z": 1, "repeat_last_n": 64}
 _NEUTRAL: dict[str, float] = {name: value for name, value in _SAMPLERS.items() if name not in SETTINGS}
+# The options that have no effect, and the values that ask for none.
+IDLE_OPTIONS: dict[str, tuple[float | None, ...]] = {
+    **dict.fromkeys(_LOADING, (None,)),
+    **{name: (None, value) for name, value in _NEUTRAL.items()},
+}
 
 if TYPE_CHECKING:
 
@@ -77,11 +82,8 @@ def sampling_of_options(options: OllamaOptions, logprobs: int | None) -> Samplin
 
 def note_options(options: OllamaOptions, max_model_len: int, note: Note) -> None:
     """Tell which of the options have no effect."""
-    for name in _LOADING:
-        if getattr(options, name) is not None:
-            note(name, f"options.{name}")
-    for name, neutral in _NEUTRAL.items():
-        if getattr(options, name) not in (None, neutral):
+    for name, idle in IDLE_OPTIONS.items():
+        if getattr(options, name) not in idle:
             note(name, f"options.{name}")
     if options.num_ctx is not None and options.num_ctx > max_model_len:
         note("num_ctx", "options.num_ctx")

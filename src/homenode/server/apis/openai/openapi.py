@@ -4,10 +4,13 @@ that depend on each other.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
-from homenode.server.apis.openai.chat_messages import SaidPart
+from homenode.server.apis.openai.chat_messages import PartType, ResultPart, SaidPart
 from homenode.server.apis.openai.requests import NEUTRAL
+from homenode.server.apis.openai.tools import TOOL_TYPES, ToolDefinition
+from homenode.server.core.generation_fields import KEPT_VERBOSITY
+from homenode.server.core.media.content import read_types
 from homenode.server.core.setting_fields import SAMPLER_LETTERS, SAMPLER_NAMES
 from homenode.server.core.state import ServerState
 
@@ -87,6 +90,15 @@ def tighten_messages(components: dict[str, Any]) -> None:
     part = components[SaidPart.__name__]
     part["properties"] = {"type": {"enum": ["text", "input_text", "output_text"]}, "text": {"type": "string"}}
     part["required"] = ["type", "text"]
+
+
+def tighten_known(components: dict[str, Any], schema: dict[str, Any], state: ServerState) -> None:
+    """Say what of a conversation is not left out, as --strict-requests refuses what would be. `schema`: of a request
+    for an answer to one.
+    """
+    components[ToolDefinition.__name__]["properties"]["type"] = {"enum": list(TOOL_TYPES), "default": "function"}
+    components[ResultPart.__name__]["properties"]["type"] = {"enum": read_types(get_args(PartType), state.limits.taken)}
+    schema["properties"]["verbosity"] = {"enum": list(KEPT_VERBOSITY), "default": None}
 
 
 def tighten_kv_transfer(schema: dict[str, Any], state: ServerState, *own: dict[str, Any]) -> None:

@@ -52,6 +52,9 @@ class CustomDefinition(Struct, forbid_unknown_fields=True, kw_only=True):
     format: CustomTextFormat | CustomGrammarFormat | None = None
 
 
+TOOL_TYPES = ("function", "custom")  # all others are left out
+
+
 class ToolDefinition(Struct, forbid_unknown_fields=True, kw_only=True):
     """A tool. Those of another type than `function` and `custom` are not there, and are named in x-homenode-ignored.
 
@@ -129,7 +132,7 @@ def given_tools(request: Request, tools: list[ToolDefinition] | None) -> dict[st
     """Return tools by name; of several with one name the first. Raises ApiError 400."""
     found: dict[str, ChatTool] = {}
     for number, tool in enumerate(tools or ()):
-        if tool.type not in ("function", "custom"):
+        if tool.type not in TOOL_TYPES:
             note_ignored(request, tool.type, f"tools[{number}]")
             continue
         definition = tool.custom if tool.type == "custom" else tool.function or _flat(tool)

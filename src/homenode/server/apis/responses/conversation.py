@@ -28,6 +28,7 @@ from homenode.server.apis.responses.request import (
 from homenode.server.apis.responses.tools import OfferedTool, OfferedTools, ResponsesCustomTool, ResponsesGrammarSyntax
 from homenode.server.core.choices.grammars import check_input
 from homenode.server.core.conversation import Conversation, ConversationRequest, begin_conversation, conversation_text
+from homenode.server.core.generation_fields import KEPT_VERBOSITY
 from homenode.server.core.media.content import Note
 from homenode.server.core.prompt_forms.truncation import truncated
 from homenode.server.core.prompts import encode_chat_text
@@ -39,7 +40,7 @@ from homenode.server.models.served_model import AskedModel, ServedModel
 
 SEALED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
-_KNOWN_INCLUDES = (
+KNOWN_INCLUDES = (
     SEALED,
     LOGPROBS,
     "message.input_image.image_url",
@@ -54,9 +55,9 @@ _KNOWN_INCLUDES = (
 def note_unmet(body: ResponsesRequest, note: Note) -> None:
     """Tell which wishes of a request change nothing here."""
     for number, name in enumerate(body.include or ()):
-        if name not in _KNOWN_INCLUDES:
+        if name not in KNOWN_INCLUDES:
             note(name, f"include[{number}]")
-    if body.text is not None and body.text.verbosity not in (None, "medium"):
+    if body.text is not None and body.text.verbosity not in KEPT_VERBOSITY:
         note("verbosity", "text.verbosity")
 
 

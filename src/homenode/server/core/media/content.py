@@ -7,7 +7,7 @@ The APIs call the same thing by different types; `server/models/media.py` has th
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from homenode.server.http.failures import ApiError
@@ -30,6 +30,11 @@ def taken_kind(part_type: str, taken: Taken) -> MediaKind | None:
     """The kind of a part of this type, if the served model takes it."""
     kind = media_kind(part_type)
     return kind if kind in taken else None
+
+
+def read_types(types: Iterable[str], taken: Taken) -> list[str]:
+    """Those of some types of parts that are text, or media that the served model takes."""
+    return [each for each in types if media_kind(each) is None or taken_kind(each, taken) is not None]
 
 
 def refuse_media(kind: MediaKind, place: str) -> NoReturn:

@@ -21,6 +21,7 @@ from homenode.server.apis.openai.tools import (
     tool_offer,
 )
 from homenode.server.core.conversation import ConversationRequest
+from homenode.server.core.generation_fields import KEPT_VERBOSITY
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
 from homenode.server.models.served_model import ServedModel
@@ -68,7 +69,7 @@ async def conversation_of(
 
 def _note_without_effect(request: Request, body: ChatRequest) -> None:
     """Tell of wishes that are taken, but change nothing here."""
-    if body.verbosity not in (None, "medium"):
+    if body.verbosity not in KEPT_VERBOSITY:
         note_ignored(request, "verbosity")
 
 

@@ -17,6 +17,7 @@ from homenode.server.apis.openai.chat_messages import ToolCall
 from homenode.server.apis.openai.openapi import (
     GIVEN_TOOL,
     HISTORY_CALL,
+    tighten_known,
     tighten_kv_transfer,
     tighten_messages,
     tighten_sampling,
@@ -115,6 +116,8 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
         }
     )
     tighten_kv_transfer(schema, state)
+    if state.config.strict_requests:
+        tighten_known(components, schema, state)
 
 
 API = Api(
