@@ -126,11 +126,13 @@ class Values:
 
 async def ask(app: HttpApplication, path: str, body: bytes) -> bytes:
     """The body of an answer, without what a client for many servers takes to ask."""
-    said = [{"type": "http.request", "body": body}]
+    said: list[dict[str, Any]] = [{"type": "http.request", "body": body}]
     told: list[bytes] = []
 
     async def receive() -> dict[str, Any]:
-        return said.pop() if said else await asyncio.Event().wait() or {}
+        if not said:
+            await asyncio.Event().wait()  # whoever asks does not leave
+        return said.pop()
 
     async def send(message: MutableMapping[str, Any]) -> None:
         told.append(message.get("body", b""))
@@ -176,6 +178,7 @@ def test_what_it_allows_is_not_refused_as_unknown(vectors: bool, fewest: int) ->
 
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://host/a.png"}}
 RESULT = {"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}
+TOOL = {"type": "function", "function": {"name": "a"}}
 SAID = {"role": "user", "content": "a"}
 SEALED = {"type": "reasoning", "summary": [], "encrypted_content": "by another server"}
 MODEL = {"model": "story-teller"}
@@ -184,6 +187,7 @@ LEFT_OUT: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": [SAID], "verbosity": "low"}),
     ("/v1/chat/completions", {"messages": [SAID, {"role": "tool", "content": [{"type": "image"}]}]}),
     ("/tokenize", {"messages": [SAID], "tools": [{"type": "web_search"}]}),
+    ("/tokenize", {"messages": [SAID], "tools": [TOOL, TOOL]}),
     ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [{"type": ""}]}]}),
     ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [RESULT]}]}),
     ("/v1/messages", {"max_tokens": 1, "messages": [SAID], "context_management": {"edits": [{"type": "zebra"}]}}),

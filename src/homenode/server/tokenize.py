@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from homenode.server.apis.openai.chat_messages import Messages, goes_on, template_messages
-from homenode.server.apis.openai.openapi import tighten_model, tighten_template, token_schema
+from homenode.server.apis.openai.openapi import tighten_model, tighten_names, tighten_template, token_schema
 from homenode.server.apis.openai.requests import HINTS
 from homenode.server.apis.openai.tools import Tools, given_tools, tool_offer
 from homenode.server.core import prompts
@@ -202,6 +202,8 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
     tighten_model(tokenize_schema, state)
     tighten_model(detokenize_schema, state)
     tighten_template(tokenize_schema)
+    if state.config.strict_requests:
+        tighten_names(tokenize_schema, "tools")
     detokenize_schema["properties"]["tokens"]["items"] = token_schema(state)
     tokenize_schema["oneOf"] = [
         {

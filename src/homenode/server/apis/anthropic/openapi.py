@@ -84,7 +84,8 @@ def _tighten_known(components: dict[str, Any], state: ServerState) -> None:
     ]
     components[MessagesTool.__name__]["properties"]["type"] = {"enum": list(OWN_TYPES), "default": None}
     edits = components[MessagesRequest.__name__]["properties"]["context_management"]["anyOf"][0]
-    edits["properties"] = {"edits": {"items": {"properties": {"type": {"enum": [CLEARS_THOUGHTS]}}}}}
+    known_edit = {"anyOf": [{"const": CLEARS_THOUGHTS}, {"not": {"type": "string"}}]}
+    edits["properties"] = {"edits": {"items": {"properties": {"type": known_edit}}}}
 
 
 def _where(field: str, value: str, then: dict[str, Any]) -> dict[str, Any]:

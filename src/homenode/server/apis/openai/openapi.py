@@ -99,6 +99,15 @@ def tighten_known(components: dict[str, Any], schema: dict[str, Any], state: Ser
     components[ToolDefinition.__name__]["properties"]["type"] = {"enum": list(TOOL_TYPES), "default": "function"}
     components[ResultPart.__name__]["properties"]["type"] = {"enum": read_types(get_args(PartType), state.limits.taken)}
     schema["properties"]["verbosity"] = {"enum": list(KEPT_VERBOSITY), "default": None}
+    tighten_names(schema, "tools", "functions")
+
+
+def tighten_names(schema: dict[str, Any], *fields: str) -> None:
+    """Say that none of the tools in these fields is there twice, as the second of a name is left out. Of unlike ones
+    with one name no schema can say it.
+    """
+    for field in fields:
+        _first(schema, field).update({"uniqueItems": True, "description": "Each has a name of its own."})
 
 
 def tighten_kv_transfer(schema: dict[str, Any], state: ServerState, *own: dict[str, Any]) -> None:
