@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE_S, shown, wait_until
 
 BUILTIN = Path(homenode.__file__).parent / "builtin" / "model.safetensors"
 _READY = re.compile(rb"ready (https?://\S+)")
-_CRASH = re.compile(rb"^Fatal Python error.*?\n\n.*?\n\n", re.MULTILINE | re.DOTALL)  # and the thread that crashed
+_CRASH = re.compile(rb"^(?:Fatal Python error|Current thread).*?\n\n", re.MULTILINE | re.DOTALL)
 
 
 class LiveServer:
@@ -92,8 +92,8 @@ class LiveServer:
                 yield from map(int, (task / "children").read_text().split())
 
     def log_end(self) -> str:
-        """Return the end of its log, and before it the beginning of each dump that a crash has left: the thread that
-        crashed comes first there, and a dump of many threads is longer than what is shown.
+        """Return the end of its log, and before it the thread that crashed in each dump of a crash, which has many
+        threads and so is longer than what is shown.
         """
         log = b"".join(self.log)
         before = [found[0] for found in _CRASH.finditer(log) if found.start() < len(log) - 3000]
