@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -204,3 +205,28 @@ def test_what_an_engine_imports():
     assert "homenode.engine.runtime.build" in modules
     assert len(modules) <= _MOST_MODULES_OF_ENGINE
     assert not [name for name in modules if name.startswith(("rich", "torch", "click", "starlette"))]
+
+
+STUBBORN = """
+import os, signal, subprocess, sys
+from homenode.cli import main
+
+def import_module(name):
+    try:
+        os.kill(os.getpid(), SIGNAL)
+        for _ in range(10**6):
+            pass
+    except BaseException:
+        raise ImportError("of NumPy's C code, whatever it met")
+
+main.importlib.import_module = import_module
+sys.argv = ["homenode", "serve"]
+main.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_an_import_makes_of_exceptions_does_not_matter_to_a_signal(number: signal.Signals) -> None:
+    program = STUBBORN.replace("SIGNAL", str(number.value))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -4,6 +4,7 @@ at once."""
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from homenode.cli.init_process import leave_first_process
 from homenode.cli.output.report import COMMAND_WORDS, json_usage_errors, plain_errors
 from homenode.cli.output.text_encoding import use_utf8
 from homenode.host.process_limits import ensure_thread_stacks, require_data_limit
-from homenode.logs.stream import open_standard_streams
+from homenode.logs.stream import drain_standard_error, open_standard_streams
 from homenode.start_phases import mark_phase
 
 _COMMANDS = {
@@ -90,11 +91,6 @@ def cli() -> None:
     """
 
 
-def _leave(number: int, frame: object) -> NoReturn:
-    """End in order, before anything is served."""
-    raise SystemExit(0)
-
-
 @contextmanager
 def _early_engine(arguments: list[str]) -> Iterator[None]:
     """Within it the process of an engine that these arguments will need runs already, until the command takes it."""
@@ -104,8 +100,16 @@ def _early_engine(arguments: list[str]) -> Iterator[None]:
     from homenode.engine.connection.early_start import end_early_engine, needs_engine, start_engine_early
     from homenode.server.http.descriptors import raise_descriptor_limit
 
+    def leave(number: int, frame: object) -> NoReturn:
+        """End in order, before anything is served. An exception would pass through whatever is being imported, and C
+        code makes another one of it, as NumPy's does, or none.
+        """
+        end_early_engine()
+        drain_standard_error()
+        os._exit(0)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _leave)  # until `serve` itself listens to them
+        signal.signal(number, leave)  # until `serve` itself listens to them
     if needs_engine(arguments):
         raise_descriptor_limit()  # the engine's process has the limit of the one that starts it
         start_engine_early()
