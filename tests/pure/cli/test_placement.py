@@ -169,7 +169,7 @@ def test_a_plan_for_640_cpus_takes_less_than_20_ms_inside() -> None:
         make_plan("ascend", read_host(source), demand)
         return time.process_time() - begin
 
-    assert min(once() for _ in range(5)) < 0.020
+    assert min(once() for _ in range(20)) < 0.020  # the least of many: others slow down the core that it shares
 
 
 def test_the_toolkit_needs_neither_numpy_nor_the_native_core_nor_the_engine() -> None:
